@@ -1,0 +1,243 @@
+r"""ReWA as a parametrization of a module: the reparameterized tensors are the parameters, any optimizer trains them.
+
+Three forms of the weight x:
+
+======== =================================== =========================================================================
+tied     :math:`\mathrm{sign}(y)|y|^K`       the paper's; the same as :class:`rewa.ReWASGD`
+pair     :math:`|u|^K - |v|^K`               a weight can change its sign without crossing zero
+factors  :math:`y_1 y_2 \cdots y_K`          the untied product of the paper's Equation [Cp], with its true gradient
+======== =================================== =========================================================================
+
+The tied and the pair form give their parameters the gradient :math:`s\,\nabla f(x)` with the adaptive scale s, not the true
+derivative; weight decay is left to the optimizer.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from rewa.optim.groups import param_groups
+from rewa.optim.optimizer import LOW_PRECISION, check_parameter
+from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, to_x, to_y
+
+__all__ = ["Factors", "Pair", "Tied", "remove_reparametrization", "reparametrize"]
+
+
+class _Reparameterize(torch.autograd.Function):
+    """Forward ``sign(y)|y|^K``; backward the adaptive scale, the R and the A of ReWA."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, K: float, M: float, eps: float) -> Tensor:
+        ctx.save_for_backward(y)
+        ctx.exponents = K, M, eps
+        return flush_subnormal(to_x(y, K))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (y,) = ctx.saved_tensors
+        return adaptive_scale(y, *ctx.exponents) * grads[0], None, None, None
+
+
+class Tied(nn.Module):
+    r"""Parametrization :math:`x = \mathrm{sign}(y)|y|^K` with the adaptive scale as its gradient.
+
+    Args:
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+
+    Example:
+        >>> Tied(K=3)(torch.tensor([-2.0, 0.5]))
+        tensor([-8.0000,  0.1250])
+    """
+
+    def __init__(self, *, K: float = 9, M: float = 2, eps: float = 0.0) -> None:
+        check_exponents(K, M, eps)
+        super().__init__()
+        self.K, self.M, self.eps = K, M, eps
+
+    def forward(self, y: Tensor) -> Tensor:
+        """The weight x."""
+        result: Tensor = _Reparameterize.apply(y, self.K, self.M, self.eps)  # type: ignore[no-untyped-call]  # torch's
+        return result
+
+    def right_inverse(self, x: Tensor) -> Tensor:
+        """The y that gives x."""
+        return to_y(x, self.K)
+
+    def extra_repr(self) -> str:
+        """The setting."""
+        return f"K={self.K}, M={self.M}, eps={self.eps}"
+
+
+class Pair(Tied):
+    r"""Parametrization :math:`x = |u|^K - |v|^K` by two parameters, each with the adaptive scale as its gradient.
+
+    Both parts see the gradient with opposite signs, so whichever the loss wants grows, and decay takes the other: no sign is
+    lost at zero. Started from :math:`x`, the parts are :math:`(\max(x,0)+a)^{1/K}` and :math:`(\max(-x,0)+a)^{1/K}`.
+
+    Args:
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+        start: The value a that both parts share. A part at u grows only while :math:`|g|\,u^{M-1} > \lambda`, so a start
+            below :math:`(\lambda/|g|)^{K/(M-1)}` can no longer change sign.
+
+    Example:
+        >>> Pair(K=2)(torch.tensor([2.0, 1.0]), torch.tensor([1.0, 3.0]))
+        tensor([ 3., -8.])
+    """
+
+    def __init__(self, *, K: float = 9, M: float = 2, eps: float = 0.0, start: float = 0.005) -> None:
+        super().__init__(K=K, M=M, eps=eps)
+        if not (start > 0 and start < float("inf")):
+            raise ValueError(f"Invalid start value: {start} (allowed: a finite number > 0, the initial value of both parts)")
+        self.start = start
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
+        """The weight x."""
+        return super().forward(u).abs() - super().forward(v).abs()
+
+    def right_inverse(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """The two parts that give x."""
+        return to_y(x.clamp(min=0) + self.start, self.K), to_y((-x).clamp(min=0) + self.start, self.K)
+
+    def extra_repr(self) -> str:
+        """The setting."""
+        return f"{super().extra_repr()}, start={self.start}"
+
+
+class Factors(nn.Module):
+    r"""Parametrization :math:`x = y_1 y_2 \cdots y_K` by K untied factors, the paper's Equation [Cp], with its true gradient.
+
+    The factors start with equal moduli. While they are equal and trained by SGD, they follow the tied form with ``M = K-1``,
+    ``eps = 0``.
+
+    Args:
+        K: Number of factors, an integer from 2.
+
+    Example:
+        >>> Factors(K=3).right_inverse(torch.tensor([-8.0]))
+        (tensor([-2.]), tensor([2.]), tensor([2.]))
+    """
+
+    def __init__(self, *, K: int = 3) -> None:
+        if int(K) != K or K < 2:
+            raise ValueError(f"Invalid K value: {K} (allowed: an integer >= 2, the number of factors)")
+        super().__init__()
+        self.K = int(K)
+
+    def forward(self, *factors: Tensor) -> Tensor:
+        """The weight x."""
+        x = factors[0]
+        for factor in factors[1:]:
+            x = x * factor
+        return x
+
+    def right_inverse(self, x: Tensor) -> tuple[Tensor, ...]:
+        """K factors of equal modulus that give x."""
+        root = to_y(x.abs(), self.K)
+        return (torch.copysign(root, x), *(root.clone() for _ in range(self.K - 1)))
+
+    def extra_repr(self) -> str:
+        """The setting."""
+        return f"K={self.K}"
+
+
+def reparametrize(
+    model: nn.Module,
+    *,
+    form: Literal["tied", "pair", "factors"] = "tied",
+    K: float = 9,
+    M: float | None = None,
+    eps: float | None = None,
+    start: float | None = None,
+    include: str | None = None,
+) -> nn.Module:
+    r"""Replace weights of a model by one of the forms, in place; train it with any optimizer and weight decay.
+
+    Args:
+        model: The model.
+        form: ``"tied"``, ``"pair"`` or ``"factors"``.
+        K: Order of the reparameterization; the number of factors.
+        M: Adaptivity exponent (2 unless given); the factors have none.
+        eps: Stabilizer (0 unless given); the factors have none.
+        start: The pair form's start value (0.005 unless given).
+        include: Regular expression for the whole names of the parameters to replace. By default the ones that
+            :func:`rewa.param_groups` makes sparse.
+
+    Returns:
+        The same model. :func:`remove_reparametrization` leaves plain weights.
+
+    Raises:
+        ValueError: For a setting the form does not have, a name pattern that matches nothing, a weight in low precision, or an
+            all-zero weight that could not move. The model is not changed then.
+
+    Example:
+        >>> model = reparametrize(nn.Linear(4, 2), form="pair", K=3)
+        >>> [name for name, _ in model.named_parameters()]
+        ['bias', 'parametrizations.weight.original0', 'parametrizations.weight.original1']
+        >>> _ = remove_reparametrization(model)
+        >>> [name for name, _ in model.named_parameters()]
+        ['bias', 'weight']
+    """
+    given = {name: value for name, value in (("M", M), ("eps", eps), ("start", start)) if value is not None}
+    forms: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
+        "tied": (Tied, ("M", "eps")),
+        "pair": (Pair, ("M", "eps", "start")),
+        "factors": (Factors, ()),
+    }
+    if form not in forms:
+        raise ValueError(f"Invalid form: {form!r} (allowed: {', '.join(map(repr, forms))})")
+    kind, allowed = forms[form]
+    if extra := [name for name in given if name not in allowed]:
+        raise ValueError(f"form={form!r} has no {' and no '.join(extra)} (it takes K{', '.join(['', *allowed])})")
+    kind(K=K, **given)  # refuses bad values before anything changes
+    if include is None:
+        chosen = {decision.name for decision in param_groups(model).decisions if decision.reason == "weight"}
+    else:
+        chosen = {name for name, _ in model.named_parameters() if re.fullmatch(include, name)}
+    if not chosen:
+        raise ValueError(f"no parameter to reparametrize ({f'include={include!r} matches none' if include else 'no weights'})")
+    places = [
+        (module_name, module, name)
+        for module_name, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+    ]
+    places = [
+        (module_name, module, name) for module_name, module, name in places if f"{module_name}.{name}".lstrip(".") in chosen
+    ]
+    settings = (
+        {"K": K, "M": given.get("M", 2), "eps": given.get("eps", 0.0)}
+        if form != "factors"
+        else {"K": K, "M": K - 1, "eps": 0.0}
+    )
+    for module_name, module, name in places:
+        param, label = getattr(module, name), f"parameter {f'{module_name}.{name}'.lstrip('.')!r}"
+        if param.dtype in LOW_PRECISION:
+            raise ValueError(f"{label} is {param.dtype}, too coarse for {form} factors: convert the model with model.float()")
+        if form != "pair":
+            check_parameter(param, label, settings, "Leave it out with include=..., or use form='pair'.")
+    for _, module, name in places:
+        parametrize.register_parametrization(module, name, kind(K=K, **given))
+    return model
+
+
+def remove_reparametrization(model: nn.Module) -> nn.Module:
+    """Turn every reparametrized weight of a model back into a plain parameter with the same value, in place.
+
+    Example:
+        >>> model = reparametrize(nn.Linear(4, 2))
+        >>> type(remove_reparametrization(model).weight)
+        <class 'torch.nn.parameter.Parameter'>
+    """
+    for module in model.modules():
+        for name, chain in list(getattr(module, "parametrizations", {}).items()):
+            if any(isinstance(form, (Tied, Factors)) for form in chain):
+                parametrize.remove_parametrizations(module, name)
+    return model

@@ -1,0 +1,1 @@
+"""ReWA as PyTorch optimizers."""

@@ -1,0 +1,263 @@
+r"""Algorithm 2 of the paper: AdamW on the reparameterized weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.optimizer import _use_grad_for_differentiable
+
+from rewa.optim import foreach as lists
+from rewa.optim.optimizer import (
+    Columns,
+    ReWAOptimizer,
+    check_nonnegative,
+    is_identity,
+    learning_rate,
+    read_y,
+    update,
+    write_x,
+)
+from rewa.reparam import adaptive_scale
+
+__all__ = ["ReWAAdamW"]
+
+
+class ReWAAdamW(ReWAOptimizer):
+    r"""ReWA on AdamW (Algorithm 2): AdamW trains :math:`y`, where :math:`x = \mathrm{sign}(y)|y|^K`.
+
+    AdamW gets :math:`d = s\,g` as the gradient of y, with g the gradient of the model's weights x and
+
+    .. math:: s = |y|^M \, \frac{|y|^{K-1}}{|y|^{K-1} + \varepsilon}, \qquad
+        y \leftarrow (1 - \eta\lambda)\,y - \eta\,\frac{\hat m}{\sqrt{\hat v} + \varepsilon_\text{Adam}},
+
+    where :math:`\hat m, \hat v` are the bias-corrected averages of :math:`d` and :math:`d^2`.
+    ``K=1, M=0`` is exactly :class:`torch.optim.AdamW`.
+
+    Adam divides by the size of its own gradient, so a scale that stays constant cancels: **M and eps act only through
+    their change over time** (and through ``adam_eps``). Choose K for the sparsity and expect little of M; the penalty of
+    Theorem 1 is that of :class:`rewa.ReWASGD`.
+
+    Args:
+        params: Parameters, named parameters or groups, as for any torch optimizer.
+        lr: Learning rate :math:`\eta`, of y.
+        betas: Decay rates of the two averages.
+        adam_eps: Adam's own epsilon; ``eps`` is the paper's.
+        weight_decay: Decoupled decay :math:`\lambda` of y.
+        K: Order of the reparameterization, any real number from 1.
+        M: Adaptivity exponent, any real number from 0; see above.
+        eps: Stabilizer :math:`\varepsilon`, compared with :math:`|y|^{K-1}`.
+        amsgrad: Use the maximum of the second average.
+        maximize: Ascend instead.
+        foreach: Use torch's list kernels (the default on CUDA).
+        fused: Use one kernel for the whole step, on CPUs; see :class:`rewa.ReWASGD`.
+        differentiable: Let autograd through the step. The weights must not be zero.
+        capturable: Keep the step count on the device and read nothing back, for CUDA graphs.
+
+    Note:
+        The paper's Algorithm 2 also puts the learning rate into the gradient it hands over; Adam cancels that factor.
+
+    Example:
+        >>> model = torch.nn.Linear(20, 1)
+        >>> optimizer = ReWAAdamW(model.parameters(), lr=1e-3, K=3)
+        >>> loss = model(torch.ones(4, 20)).square().mean()
+        >>> loss.backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adam_eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        K: float = 9,
+        M: float = 2,
+        eps: float = 0.0,
+        amsgrad: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
+        capturable: bool = False,
+    ) -> None:
+        for index, beta in enumerate(betas):
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"Invalid beta parameter at index {index}: {beta} (allowed: 0 <= beta < 1)")
+        check_nonnegative("adam_eps value", adam_eps)
+        if isinstance(lr, Tensor) and foreach and not capturable:
+            raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "adam_eps": adam_eps,
+            "weight_decay": weight_decay,
+            "K": K,
+            "M": M,
+            "eps": eps,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+            "differentiable": differentiable,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("amsgrad", False)
+            for param in group["params"]:
+                param_state = self.state.get(param, {})
+                if "step" in param_state and not isinstance(param_state["step"], Tensor):
+                    param_state["step"] = self._step_tensor(group, param, float(param_state["step"]))
+
+    @staticmethod
+    def _step_tensor(group: dict[str, Any], param: Tensor, value: float = 0.0) -> Tensor:
+        device = param.device if group["capturable"] or group["fused"] else "cpu"
+        # As torch counts: exact for any number of steps, and in float32 for its fused kernels.
+        wide = torch.get_default_dtype() == torch.float64 and not group["fused"]
+        return torch.tensor(value, dtype=torch.float64 if wide else torch.float32, device=device)
+
+    # Dynamo knows the name _init_group and runs it outside the graph.
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Any],
+        grads: list[Any],
+        kept: list[Any],
+        exp_avgs: list[Any],
+        exp_avg_sqs: list[Any],
+        max_exp_avg_sqs: list[Any],
+        steps: list[Any],
+    ) -> bool:
+        columns = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
+        if group["amsgrad"]:
+            columns["max_exp_avg_sq"] = max_exp_avg_sqs
+        for param in self._usable(group):
+            state = self._new_state(param, group, *columns)
+            if "step" not in state:
+                state["step"] = self._step_tensor(group, param)
+            params.append(param)
+            grads.append(param.grad)
+            kept.append(state.get("y"))
+            steps.append(state["step"])
+            for name, column in columns.items():
+                column.append(state[name])
+        return False
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Perform a single optimization step.
+
+        Args:
+            closure: Reevaluates the model and returns the loss.
+        """
+        self._accelerator_graph_capture_health_check()
+        loss = self._evaluate(closure)
+        grad_factor, overflow = self._amp()
+        for group in [] if overflow else self.param_groups:
+            params: list[Any] = []
+            grads: list[Any] = []
+            kept: list[Any] = []
+            exp_avgs: list[Any] = []
+            exp_avg_sqs: list[Any] = []
+            max_exp_avg_sqs: list[Any] = []
+            steps: list[Any] = []
+            self._init_group(group, params, grads, kept, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps)
+            columns = {
+                "x": params,
+                "grad": grads,
+                "y": kept,
+                "exp_avg": exp_avgs,
+                "exp_avg_sq": exp_avg_sqs,
+                "max_exp_avg_sq": max_exp_avg_sqs,
+                "step": steps,
+            }
+            base = _torch_adamw if is_identity(group) else None
+            update(group, columns, grad_factor, base=base, single_tensor=_single_tensor, multi_tensor=_multi_tensor)
+        return loss
+
+
+def _torch_adamw(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
+    beta1, beta2 = group["betas"]
+    adamw(
+        columns["x"],
+        columns["grad"],
+        columns["exp_avg"],
+        columns["exp_avg_sq"],
+        columns.get("max_exp_avg_sq", []),
+        columns["step"],
+        foreach=group["foreach"],
+        capturable=group["capturable"],
+        differentiable=group["differentiable"],
+        fused=group["fused"],
+        amsgrad=group["amsgrad"],
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["adam_eps"],
+        maximize=group["maximize"],
+    )
+
+
+def _count(group: dict[str, Any], step: Tensor) -> float | Tensor:
+    """The step's number, read back from the device unless that would break a graph."""
+    return step if group["capturable"] or torch.compiler.is_compiling() else step.item()
+
+
+def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
+    K, M, eps, weight_decay, adam_eps = (group[key] for key in ("K", "M", "eps", "weight_decay", "adam_eps"))
+    beta1, beta2 = group["betas"]
+    lr = learning_rate(group)
+    for index, (x, grad, kept) in enumerate(zip(columns["x"], columns["grad"], columns["y"], strict=True)):
+        exp_avg, exp_avg_sq = columns["exp_avg"][index], columns["exp_avg_sq"][index]
+        columns["step"][index].add_(1)
+        t = _count(group, columns["step"][index])
+        y = read_y(x, kept, K)
+        d = adaptive_scale(y, K, M, eps) * (grad.to(y.dtype) * grad_factor)
+        exp_avg.lerp_(d, 1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(d, d, value=1 - beta2)
+        second = exp_avg_sq
+        if group["amsgrad"]:
+            second = columns["max_exp_avg_sq"][index]
+            second.copy_(torch.maximum(second, exp_avg_sq))
+        denominator = second.sqrt() / (1 - beta2**t) ** 0.5 + adam_eps
+        y_new = (1 - lr * weight_decay) * y - (lr / (1 - beta1**t)) * (exp_avg / denominator)
+        write_x(x, kept, y, y_new, K)
+
+
+def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
+    K, M, eps, weight_decay, adam_eps = (group[key] for key in ("K", "M", "eps", "weight_decay", "adam_eps"))
+    beta1, beta2 = group["betas"]
+    lr = learning_rate(group)
+    for part in lists.split(columns):
+        x, kept, exp_avg, exp_avg_sq = part["x"], part["y"], part["exp_avg"], part["exp_avg_sq"]
+        torch._foreach_add_(part["step"], 1)
+        counts = [_count(group, step) for step in part["step"]]
+        y = lists.read_y(x, kept, K)
+        d = lists.adaptive_scale(y, K, M, eps)
+        torch._foreach_mul_(d, lists.widen(part["grad"], kept))
+        torch._foreach_mul_(d, grad_factor)
+        torch._foreach_lerp_(exp_avg, d, 1 - beta1)
+        torch._foreach_mul_(exp_avg_sq, beta2)
+        torch._foreach_addcmul_(exp_avg_sq, d, d, value=1 - beta2)
+        second = exp_avg_sq
+        if group["amsgrad"]:
+            second = part["max_exp_avg_sq"]
+            torch._foreach_maximum_(second, exp_avg_sq)
+        denominator = torch._foreach_sqrt(second)
+        torch._foreach_div_(denominator, [(1 - beta2**t) ** 0.5 for t in counts])
+        torch._foreach_add_(denominator, adam_eps)
+        move = torch._foreach_div(exp_avg, denominator)
+        torch._foreach_mul_(move, [lr / (1 - beta1**t) for t in counts])
+        y_new = list(torch._foreach_mul(y, 1 - lr * weight_decay))
+        torch._foreach_sub_(y_new, move)
+        lists.write_x(x, kept, y, y_new, K)

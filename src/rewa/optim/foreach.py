@@ -1,0 +1,124 @@
+"""The formulas of :mod:`rewa.reparam` on lists of tensors, a handful of kernels for a whole model.
+
+torch has no foreach ``where`` or ``copysign``: a choice between two lists is a ``lerp`` with weight 0 or 1, both exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rewa.reparam import LARGEST_PRODUCT
+
+TensorList = list[Tensor]
+Columns = dict[str, list[Any]]  # as in optimizer.py
+
+
+def power(a: TensorList, n: float) -> TensorList:
+    """:func:`rewa.reparam.power` on a list; the result never shares memory with ``a``."""
+    if n == 0:
+        return [torch.ones_like(t) for t in a]
+    if n == 0.5:
+        return list(torch._foreach_sqrt(a))
+    if n != int(n) or n > LARGEST_PRODUCT:
+        return list(torch._foreach_pow(a, n))
+    result: TensorList | None = None
+    remaining = int(n)
+    while remaining:
+        if remaining & 1:
+            result = a if result is None else list(torch._foreach_mul(result, a))
+        remaining >>= 1
+        if remaining:
+            a = list(torch._foreach_mul(a, a))
+    assert result is not None
+    return [t.clone() for t in result] if n == 1 else result
+
+
+def to_x(y: TensorList, K: float) -> TensorList:
+    """:func:`rewa.reparam.to_x` followed by :func:`rewa.reparam.flush_subnormal`, on a list."""
+    x = power(list(torch._foreach_abs(y)), K - 1)
+    torch._foreach_mul_(x, y)
+    keep = list(torch._foreach_abs(x))
+    torch._foreach_sub_(keep, torch.finfo(x[0].dtype).tiny)
+    torch._foreach_sign_(keep)
+    torch._foreach_clamp_min_(keep, 0.0)
+    torch._foreach_mul_(x, keep)
+    return x
+
+
+def to_y(x: TensorList, K: float) -> TensorList:
+    """:func:`rewa.reparam.to_y` on a list."""
+    root = list(torch._foreach_abs(x))
+    if K == 2:
+        torch._foreach_sqrt_(root)
+    elif K == 4:
+        torch._foreach_sqrt_(root)
+        torch._foreach_sqrt_(root)
+    elif K != 1:
+        torch._foreach_pow_(root, 1 / K)
+    torch._foreach_mul_(root, list(torch._foreach_sign(x)))
+    return root
+
+
+def adaptive_scale(y: TensorList, K: float, M: float, eps: float) -> TensorList:
+    """:func:`rewa.reparam.adaptive_scale` on a list."""
+    a = list(torch._foreach_abs(y))
+    scale = power(a, M)
+    if eps == 0:
+        return scale
+    derivative = power(a, K - 1)
+    torch._foreach_mul_(scale, derivative)
+    torch._foreach_add_(derivative, eps)
+    torch._foreach_div_(scale, derivative)
+    return scale
+
+
+def split(columns: Columns) -> list[Columns]:
+    """The columns in parts of one device and dtype each; the column "y" is empty where there is no float32 copy."""
+    parts: dict[tuple[torch.device, torch.dtype], Columns] = {}
+    for index, x in enumerate(columns["x"]):
+        part = parts.setdefault((x.device, x.dtype), {name: [] for name in columns})
+        for name, column in columns.items():
+            if column[index] is not None:
+                part[name].append(column[index])
+    return list(parts.values())
+
+
+def widen(grads: TensorList, kept: TensorList) -> TensorList:
+    """The gradients in the dtype of the update."""
+    return [grad.to(y.dtype) for grad, y in zip(grads, kept, strict=True)] if kept else grads
+
+
+def differs(a: TensorList, b: TensorList) -> TensorList:
+    """One where ``a != b``, zero where equal."""
+    mask = list(torch._foreach_sub(a, b))
+    torch._foreach_sign_(mask)
+    torch._foreach_abs_(mask)
+    return mask
+
+
+def read_y(x: TensorList, kept: TensorList, K: float) -> TensorList:
+    """:func:`rewa.optim.optimizer.read_y` on a list; ``kept`` is empty, or holds a float32 copy for each tensor."""
+    if not kept:
+        return to_y(x, K)
+    stored = [torch.empty_like(t) for t in x]
+    torch._foreach_copy_(stored, to_x(kept, K))
+    x_wide, stored_wide = [torch.empty_like(t) for t in kept], [torch.empty_like(t) for t in kept]
+    torch._foreach_copy_(x_wide, x)
+    torch._foreach_copy_(stored_wide, stored)
+    return list(torch._foreach_lerp(kept, to_y(x_wide, K), differs(x_wide, stored_wide)))
+
+
+def write_x(x: TensorList, kept: TensorList, y: TensorList, y_new: TensorList, K: float) -> None:
+    """:func:`rewa.optim.optimizer.write_x` on a list."""
+    moved = differs(y_new, y)
+    if not kept:
+        torch._foreach_lerp_(x, to_x(y_new, K), moved)
+        return
+    x_wide = [torch.empty_like(t) for t in kept]
+    torch._foreach_copy_(x_wide, x)
+    torch._foreach_lerp_(x_wide, to_x(y_new, K), moved)
+    torch._foreach_copy_(x, x_wide)
+    torch._foreach_copy_(kept, y_new)

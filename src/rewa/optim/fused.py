@@ -1,0 +1,217 @@
+"""The fused step: kernel.cpp, compiled for a setting at its first use, kept on disk, called through ctypes.
+
+A plain C interface rather than a torch extension: it compiles in a third of a second without torch's headers, needs only a
+C++ compiler, and one call steps every tensor of a group.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernel.cpp")
+CHUNK = 8192  # elements a thread takes at a time; kernel.cpp holds the same number
+POINTERS = ("x", "grad", "y", "buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+STORAGE = {
+    torch.float32: ("float", 0),
+    torch.float64: ("double", 0),
+    torch.bfloat16: ("float", 1),
+    torch.float16: ("float", 2),
+}
+
+
+class _Hyper(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in ("grad_factor", "l2", "eps", "momentum", "beta1", "beta2", "adam_eps")]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("numel", ctypes.c_int64),
+        ("first_chunk", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, ctypes.c_double) for name in ("shrink", "lr", "sqrt_correction")),
+    ]
+
+
+def fused_step(group: dict[str, Any], columns: dict[str, list[Any]], grad_factor: float) -> dict[str, list[Any]]:
+    """Step what the kernel can, in place; return the columns of what is left to another implementation.
+
+    Left are all tensors where no kernel can be compiled, and those whose memory is not one dense block with the same
+    layout for the weight, its gradient and its state.
+    """
+    names = [name for name in POINTERS if name in columns]
+    left: list[int] = []
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for index, x in enumerate(columns["x"]):
+        tensors = [column[index] for name in names if (column := columns[name])[index] is not None]
+        (by_dtype.setdefault(x.dtype, []) if _one_layout(tensors) else left).append(index)
+    for dtype, indices in by_dtype.items():
+        kernel = _kernel(*_macros(group, dtype))
+        if kernel is None:
+            left.extend(indices)
+        else:
+            _call(kernel, group, columns, indices, grad_factor)
+    return {name: [column[index] for index in left] for name, column in columns.items()}
+
+
+def _one_layout(tensors: list[Tensor]) -> bool:
+    x = tensors[0]
+    dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.is_contiguous()
+    return dense and all(tensor.stride() == x.stride() for tensor in tensors[1:])
+
+
+def _macros(group: dict[str, Any], dtype: torch.dtype) -> tuple[str, ...]:
+    real, store = STORAGE[dtype]
+    adam = "betas" in group
+    values = {
+        "REAL": real,
+        "STORE": store,
+        "EPS": int(group["eps"] > 0),
+        "ADAM": int(adam),
+        "AMSGRAD": int(adam and group["amsgrad"]),
+        "MOMENTUM": int(not adam and group["momentum"] != 0),
+        "NESTEROV": int(not adam and group["nesterov"]),
+    }
+    for name in ("K", "M"):
+        exponent = float(group[name])
+        values[name] = repr(exponent)
+        values[name + "_INT"] = int(exponent) if exponent == int(exponent) and exponent <= 64 else -1
+    return tuple(f"-D{name}={value}" for name, value in sorted(values.items()))
+
+
+def _call(
+    kernel: Callable[..., None],
+    group: dict[str, Any],
+    columns: dict[str, list[Any]],
+    indices: list[int],
+    grad_factor: float,
+) -> None:
+    lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+    adam = "betas" in group
+    decoupled = adam or group["decoupled"]
+    beta1, beta2 = group["betas"] if adam else (0.0, 0.0)
+    hyper = _Hyper(
+        grad_factor=grad_factor,
+        l2=0.0 if decoupled else weight_decay,
+        eps=group["eps"],
+        momentum=0.0 if adam else group["momentum"],
+        beta1=beta1,
+        beta2=beta2,
+        adam_eps=group["adam_eps"] if adam else 0.0,
+    )
+    tensors = (_Tensor * len(indices))()
+    chunks = 0
+    for entry, index in zip(tensors, indices, strict=True):
+        entry.numel = columns["x"][index].numel()
+        entry.first_chunk = chunks
+        chunks += -(-entry.numel // CHUNK)
+        entry.shrink = 1 - lr * weight_decay if decoupled else 1.0
+        entry.lr, entry.sqrt_correction = lr, 1.0
+        for name in POINTERS:
+            if name in columns and columns[name][index] is not None:
+                setattr(entry, name, columns[name][index].data_ptr())
+        if adam:
+            columns["step"][index].add_(1)
+            t = columns["step"][index].item()
+            entry.lr, entry.sqrt_correction = lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
+    kernel(tensors, len(indices), ctypes.byref(hyper), chunks, torch.get_num_threads())
+
+
+@functools.cache
+def _kernel(*macros: str) -> Callable[..., None] | None:
+    """The compiled step for one setting, or None, with one warning for the process, where it cannot be had."""
+    try:
+        library = ctypes.CDLL(str(_build(macros)))
+    except (OSError, subprocess.SubprocessError) as error:
+        _warn_once(f"{error} {getattr(error, 'stderr', None) or ''}".strip()[:500])
+        return None
+    kernel: Callable[..., None] = library.rewa_step
+    kernel.argtypes = [  # type: ignore[attr-defined]
+        ctypes.POINTER(_Tensor), ctypes.c_int64, ctypes.POINTER(_Hyper), ctypes.c_int64, ctypes.c_int,
+    ]  # fmt: skip
+    kernel.restype = None  # type: ignore[attr-defined]
+    return kernel
+
+
+def _warn_once(reason: str) -> None:
+    if _warned:
+        return
+    _warned.append(reason)
+    warnings.warn(
+        f"rewa's fused step could not be compiled, the slower loop is used instead: {reason}\n"
+        "Install a C++ compiler (g++ or clang++, or name one in CXX), or pass fused=False to silence this.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _build(macros: tuple[str, ...]) -> Path:
+    """Compile kernel.cpp with these macros unless that was done before; return the library's path."""
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler was found.")
+    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-march=native"]
+    if platform.machine() in ("x86_64", "AMD64"):
+        flags.append("-mprefer-vector-width=512")
+    key = hashlib.sha256(repr((SOURCE.read_bytes(), compiler, flags, macros, _processor())).encode()).hexdigest()[:24]
+    target = _cache() / f"step-{key}.so"
+    if target.exists():
+        return target
+    # Threads and vectorized pow are worth having but not everywhere to be had; the last try is plain C++.
+    for extras in (["-fopenmp", "-DVECTOR_POW", "-lmvec"], ["-fopenmp"], []):
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            output = Path(scratch, "step.so")
+            command = [compiler, *flags, *macros, str(SOURCE), "-o", str(output), *extras]
+            try:
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+                ctypes.CDLL(str(output))
+            except (OSError, subprocess.SubprocessError):
+                if not extras:
+                    raise
+                continue
+            output.replace(target)
+            break
+    return target
+
+
+def _processor() -> str:
+    """What -march=native depends on, so that a home directory shared by unlike machines holds a kernel for each."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+    except OSError:
+        return platform.processor() + platform.platform()
+
+
+@functools.lru_cache(maxsize=1)
+def _cache() -> Path:
+    """A directory for compiled kernels that only this user can write to: what lies in it is run."""
+    base = os.environ.get("REWA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rewa")
+    try:
+        path = Path(base)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+        if os.access(path, os.W_OK) and not (status.st_mode & 0o022) and status.st_uid == os.getuid():
+            return path
+    except OSError:
+        pass  # no home or a read-only one: compile for this process only
+    private = tempfile.TemporaryDirectory(prefix="rewa-")
+    _keep_alive.append(private)
+    return Path(private.name)
+
+
+_keep_alive: list[tempfile.TemporaryDirectory[str]] = []
+_warned: list[str] = []

@@ -1,0 +1,208 @@
+// One ReWA step over a list of tensors, in one pass over memory.
+//
+// fused.py compiles this file once for each setting, with the setting as macros, so that the powers become plain
+// multiplications and the loop vectorizes:
+//   REAL        type of y and of all arithmetic: float or double
+//   STORE       type of x and g: 0 = REAL, 1 = bfloat16, 2 = float16 (1 and 2 keep y in memory, in float)
+//   K, M        the exponents; K_INT and M_INT hold them again when they are whole, and are -1 otherwise
+//   EPS         1 when eps > 0
+//   ADAM        0: Algorithm 1 (with MOMENTUM and NESTEROV); 1: Algorithm 2 (with AMSGRAD)
+//
+// reparam.py holds the same formulas in their obvious form; the tests compare the two.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+typedef REAL real;
+
+#ifdef VECTOR_POW  // glibc's libmvec holds vector versions of pow; GCC uses them once told
+extern "C" __attribute__((simd("notinbranch"))) float powf(float, float) noexcept;
+extern "C" __attribute__((simd("notinbranch"))) double pow(double, double) noexcept;
+#endif
+static inline float real_pow(float a, float n) { return powf(a, n); }
+static inline double real_pow(double a, double n) { return pow(a, n); }
+
+#if STORE == 0
+typedef real stored;
+static inline real load(stored value) { return value; }
+static inline stored store(real value) { return value; }
+#elif STORE == 1
+typedef uint16_t stored;
+static inline real load(stored value) {
+    uint32_t bits = uint32_t(value) << 16;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+static inline stored store(real value) {  // round to nearest, ties to even; NaN keeps a mantissa bit
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    return uint16_t(value != value ? (bits >> 16) | 0x40 : rounded);
+}
+#else
+typedef _Float16 stored;
+static inline real load(stored value) { return real(value); }
+static inline stored store(real value) { return stored(value); }
+#endif
+
+template <int N>
+static inline real int_power(real a) {
+    if constexpr (N == 0) return real(1);
+    else if constexpr (N == 1) return a;
+    else if constexpr (N % 2 == 0) return int_power<N / 2>(a * a);
+    else return a * int_power<N / 2>(a * a);
+}
+
+// a^n for a >= 0; WHOLE is n when n is a whole number, else -1.
+template <int WHOLE>
+static inline real power(real a, double n) {
+    if constexpr (WHOLE >= 0) return int_power<WHOLE>(a);
+    else return real_pow(a, real(n));
+}
+
+constexpr int K_LESS_1 = K_INT > 0 ? K_INT - 1 : -1;
+
+// ((1 - r)^(-p) - 1) / r by its first five terms, coefficients by recursion at compile time.
+template <int N>
+static inline real series(real r, double p, double coefficient = 1) {
+    coefficient *= (p + N - 1) / N;
+    if constexpr (N == 5) return real(coefficient);
+    else return real(coefficient) + r * series<N + 1>(r, p, coefficient);
+}
+
+// a^(1/K) for a >= 0.
+static inline real root(real a) {
+    if constexpr (K_INT == 1) return a;
+    if constexpr (K_INT == 2) return std::sqrt(a);
+    if constexpr (K_INT == 4) return std::sqrt(std::sqrt(a));
+    if constexpr (K_INT < 0) return real_pow(a, real(1.0 / K));
+    // z ~ a^(-1/K). The bits of a, read as an integer, are a line through log2(a) (off by 0.09 at most); a cubic brings
+    // back the power of two. That leaves |1 - a z^K| below 0.04, and z is corrected by the series of (1 - r)^(-1/K).
+    constexpr bool single = sizeof(real) == 4;
+    constexpr int mantissa = single ? 23 : 52;
+    typedef typename std::conditional<single, int32_t, int64_t>::type integer;
+    integer bits;
+    memcpy(&bits, &a, sizeof(real));
+    real log2_a = real(bits) * real(1.0 / double(integer(1) << mantissa)) - real((single ? 127 : 1023) - 0.0430);
+    real log2_z = log2_a * real(-1.0 / K);
+    real whole = std::floor(log2_z);
+    real part = log2_z - whole;
+    real z = real(0.99992783) + part * (real(0.6957771) + part * (real(0.22623319) + part * real(0.07790716)));
+    integer shift = integer(whole) << mantissa;
+    memcpy(&bits, &z, sizeof(real));
+    bits += shift;
+    memcpy(&z, &bits, sizeof(real));
+    constexpr double p = 1.0 / K;
+    if constexpr (!single) {
+        real r = real(1) - a * int_power<K_INT>(z);
+        z += z * (r * series<1>(r, p));
+    }
+    // a^(1/K) = a z^(K-1) (1 - r)^(-q), which spares a division.
+    constexpr double q = 1.0 - 1.0 / K;
+    real z_power = int_power<K_LESS_1>(z);
+    real r = real(1) - a * (z_power * z);
+    real y = a * z_power;
+    return y + y * (r * series<1>(r, q));
+}
+
+static inline real to_x(real y) {
+    real x = y * power<K_LESS_1>(std::fabs(y), K - 1.0);
+    constexpr real tiny = sizeof(real) == 4 ? real(1.17549435e-38) : real(2.2250738585072014e-308);
+    return std::fabs(x) <= tiny ? real(0) : x;
+}
+
+static inline real adaptive_scale(real a, real eps) {
+    real scale = power<M_INT>(a, M);
+#if EPS
+    real derivative = power<K_LESS_1>(a, K - 1.0);
+    scale *= derivative / (derivative + eps);
+#endif
+    return scale;
+}
+
+struct Hyper {  // the same for every tensor of a call
+    double grad_factor;  // -1 to maximize, times 1 / grad_scale
+    double l2;           // weight decay added to the gradient (coupled), or 0
+    double eps;
+    double momentum;
+    double beta1, beta2, adam_eps;
+};
+
+struct Tensor {  // one parameter and its state; unused pointers are null
+    int64_t numel;
+    int64_t first_chunk;
+    stored* x;
+    const stored* grad;
+    real* y;                                  // only when STORE is not 0
+    real *buffer, *exp_avg, *exp_avg_sq, *max_exp_avg_sq;
+    double shrink;                            // 1 - lr * weight_decay when decoupled, or 1
+    double lr;                                // for Adam: lr / (1 - beta1^t)
+    double sqrt_correction;                   // for Adam: sqrt(1 - beta2^t)
+};
+
+constexpr int64_t CHUNK = 8192;
+
+static void step_chunk(const Tensor& t, const Hyper& h, int64_t begin, int64_t end) {
+    stored* __restrict x_ptr = t.x;
+    const stored* __restrict grad_ptr = t.grad;
+    real* __restrict y_ptr = t.y;
+    real* __restrict buffer = t.buffer;
+    real* __restrict exp_avg = t.exp_avg;
+    real* __restrict exp_avg_sq = t.exp_avg_sq;
+    real* __restrict max_exp_avg_sq = t.max_exp_avg_sq;
+    const real grad_factor = real(h.grad_factor), l2 = real(h.l2), eps = real(h.eps), momentum = real(h.momentum);
+    const real beta1 = real(h.beta1), beta2 = real(h.beta2), adam_eps = real(h.adam_eps);
+    const real one_less_beta1 = real(1 - h.beta1), one_less_beta2 = real(1 - h.beta2);
+    const real shrink = real(t.shrink), lr = real(t.lr), inv_sqrt_correction = real(1 / t.sqrt_correction);
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) {
+        const real x = load(x_ptr[i]);
+        real y = std::copysign(root(std::fabs(x)), x);
+#if STORE
+        // The copy in float counts only while it still stands for x: an edit of x from outside wins.
+        const real kept = y_ptr[i];
+        y = load(store(to_x(kept))) == x ? kept : y;
+#endif
+        real d = adaptive_scale(std::fabs(y), eps) * (grad_factor * load(grad_ptr[i])) + l2 * y;
+#if ADAM
+        const real m = exp_avg[i] + one_less_beta1 * (d - exp_avg[i]);
+        const real v = beta2 * exp_avg_sq[i] + one_less_beta2 * d * d;
+        exp_avg[i] = m;
+        exp_avg_sq[i] = v;
+#if AMSGRAD
+        const real v_max = max_exp_avg_sq[i] > v ? max_exp_avg_sq[i] : v;
+        max_exp_avg_sq[i] = v_max;
+#else
+        const real v_max = v;
+#endif
+        d = m / (std::sqrt(v_max) * inv_sqrt_correction + adam_eps);
+#elif MOMENTUM
+        const real b = momentum * buffer[i] + d;
+        buffer[i] = b;
+        d = NESTEROV ? d + momentum * b : b;
+#endif
+        const real y_new = shrink * y - lr * d;
+#if STORE
+        y_ptr[i] = y_new;
+#endif
+        // A step that leaves y where it was leaves x to the last bit, too.
+        x_ptr[i] = y_new == y ? x_ptr[i] : store(to_x(y_new));
+    }
+}
+
+extern "C" void rewa_step(const Tensor* tensors, int64_t count, const Hyper* hyper, int64_t chunks, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        int64_t low = 0, high = count - 1;  // the last tensor whose first chunk is not after this one
+        while (low < high) {
+            int64_t middle = (low + high + 1) / 2;
+            if (tensors[middle].first_chunk <= chunk) low = middle;
+            else high = middle - 1;
+        }
+        const Tensor& t = tensors[low];
+        int64_t begin = (chunk - t.first_chunk) * CHUNK;
+        step_chunk(t, *hyper, begin, begin + CHUNK < t.numel ? begin + CHUNK : t.numel);
+    }
+}

@@ -1,0 +1,242 @@
+r"""What Algorithms 1 and 2 share as PyTorch optimizers: settings, the way from x to y and back, low precision, checkpoints.
+
+The model's parameter holds :math:`x` at all times and :math:`y = \mathrm{sign}(x)|x|^{1/K}` is taken from it at every step.
+Nothing can go stale, then: ``load_state_dict`` on the model, EMA swaps, masks and writes through ``.data`` are seen by the
+next step, and the state is the one torch keeps for its own optimizer. Only float16 and bfloat16 parameters get a copy of y,
+in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
+
+from rewa.optim.fused import fused_step
+from rewa.reparam import check_exponents, flush_subnormal, to_x, to_y
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+# What a step works on, as one list per quantity, all of one length: "x", "grad", "y" (None where x is precise enough), and
+# the algorithm's own state under the names that kernel.cpp gives it.
+Columns = dict[str, list[Any]]
+Implementation = Callable[[dict[str, Any], Columns, float], None]
+
+
+def check_nonnegative(what: str, value: float | Tensor) -> None:
+    """Raise ``ValueError`` in torch's wording unless ``value`` is a finite number from 0."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"Tensor {what} must be 1-element")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"Invalid {what}: {value} (allowed: a finite number >= 0)")
+
+
+def check_settings(group: dict[str, Any]) -> None:
+    """Raise ``ValueError`` for a value that no ReWA optimizer can use; ``group`` is a parameter group or the defaults."""
+    lr = group["lr"]
+    check_nonnegative("lr" if isinstance(lr, Tensor) and lr.numel() != 1 else "learning rate", lr)
+    check_nonnegative("weight_decay value", group["weight_decay"])
+    check_exponents(group["K"], group["M"], group["eps"])
+
+
+def is_identity(group: dict[str, Any]) -> bool:
+    """Whether the group's setting is the plain base optimizer: x = y and a scale of one."""
+    return bool(group["K"] == 1 and group["M"] == 0 and group["eps"] == 0)
+
+
+def check_parameter(param: Tensor, label: str, group: dict[str, Any], remedy: str) -> None:
+    """Raise unless ReWA can train ``param``: real, dense and, where zero is absorbing, not all zero."""
+    if is_identity(group):
+        return
+    if param.is_complex() or not param.is_floating_point():
+        raise ValueError(f"{label} has dtype {param.dtype}; ReWA reparameterizes real floating-point tensors only. {remedy}")
+    # With M = 0 and eps = 0 the scale at zero is one, so zero is no trap there; K = 1 with M > 0 is one as well.
+    absorbing = group["M"] > 0 or (group["eps"] > 0 and group["K"] > 1)
+    if absorbing and param.device.type != "meta" and param.numel() and not bool(full(param.detach().any())):
+        raise ValueError(
+            f"{label} is all zero, and with K={group['K']}, M={group['M']}, eps={group['eps']} a weight at exactly 0 "
+            f"never moves. {remedy}"
+        )
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded (a DTensor)."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor that may be sharded; ReWA is elementwise, so the part is all a step needs."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def read_y(x: Tensor, kept: Tensor | None, K: float) -> Tensor:
+    """The y behind the parameter ``x``; the float32 copy counts only while it still stands for ``x``."""
+    if kept is None:
+        return to_y(x, K)
+    stands = flush_subnormal(to_x(kept, K)).to(x.dtype) == x
+    return torch.where(stands, kept, to_y(x.to(kept.dtype), K))
+
+
+def write_x(x: Tensor, kept: Tensor | None, y: Tensor, y_new: Tensor, K: float) -> None:
+    """Put ``y_new`` into the parameter; where y did not move x keeps every bit, though the root was rounded."""
+    x.copy_(torch.where(y_new == y, x, flush_subnormal(to_x(y_new, K))))
+    if kept is not None:
+        kept.copy_(y_new)
+
+
+class ReWAOptimizer(Optimizer):
+    """Common part of :class:`rewa.ReWASGD` and :class:`rewa.ReWAAdamW`; not meant to be constructed."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        check_settings(defaults)
+        if defaults["fused"] and defaults["differentiable"]:
+            raise RuntimeError("`fused` does not support `differentiable`")
+        if defaults["fused"] and defaults["foreach"]:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("maximize", False)
+            group.setdefault("foreach", None)
+            group.setdefault("fused", None)
+            group.setdefault("differentiable", False)
+            group.setdefault("capturable", False)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # GradScaler's protocol for fused optimizers: it hands over grad_scale and found_inf instead of touching the grads.
+        return all(group["fused"] for group in self.param_groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, with its own ``lr``, ``weight_decay``, ``K``, ``M`` or ``eps`` if given."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            check_settings(group)
+            for label, param in labels(group, len(self.param_groups) - 1):
+                check_parameter(param, label, group, REMEDY)
+        except ValueError:
+            del self.param_groups[-1]
+            raise
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimizer's state; the float32 state of low-precision parameters comes back unrounded."""
+        # torch casts every state tensor to the parameter's dtype. Two hooks around its work keep the original: the first
+        # runs after the user's hooks that rewrite the dictionary, the second before those that look at the result.
+        loaded: list[dict[str, Any]] = []
+
+        def check(optimizer: Optimizer, incoming: dict[str, Any]) -> None:
+            for index, group in enumerate(incoming["param_groups"]):
+                if missing := [key for key in ("K", "M", "eps") if key not in group]:
+                    raise ValueError(
+                        f"the state has no {', '.join(missing)} in parameter group {index}: it was not saved by "
+                        f"{type(self).__name__}. Start with a fresh optimizer; the model's weights are all it needs."
+                    )
+            loaded.append(incoming)
+
+        def restore(optimizer: Optimizer) -> None:
+            ids = [param_id for group in loaded[0]["param_groups"] for param_id in group["params"]]
+            params = [param for group in self.param_groups for param in group["params"]]
+            for param_id, param in zip(ids, params, strict=True):
+                for key, value in loaded[0]["state"].get(param_id, {}).items():
+                    if param.dtype in LOW_PRECISION and isinstance(value, Tensor) and key != "step":
+                        self.state[param][key] = value.to(param.device)
+
+        handles = (
+            self.register_load_state_dict_pre_hook(check),
+            self.register_load_state_dict_post_hook(restore, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _new_state(self, param: Tensor, group: dict[str, Any], *names: str) -> dict[str, Any]:
+        """The parameter's state, with zeros under each name that is not there yet and y for low precision."""
+        state: dict[str, Any] = self.state[param]
+        low = param.dtype in LOW_PRECISION and not is_identity(group)
+        dtype = torch.float32 if low else param.dtype
+        for name in names:
+            if state.get(name) is None:
+                state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+        if low and "y" not in state:
+            state["y"] = to_y(param.detach().to(dtype), group["K"])
+        return state
+
+    def _usable(self, group: dict[str, Any]) -> Iterable[Tensor]:
+        """The group's parameters that have a gradient, each checked for this group's implementation."""
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            if param.grad.is_sparse:
+                raise RuntimeError(f"{type(self).__name__} does not support sparse gradients; use sparse=False")
+            if group["fused"] and not (param.device.type == "cpu" and param.is_floating_point()):
+                raise RuntimeError(
+                    "`fused=True` requires all the params to be floating point Tensors of supported devices: ['cpu'], "
+                    f"got {param.dtype} on {param.device.type}. Elsewhere use foreach=True or torch.compile(opt.step)."
+                )
+            yield param
+
+    def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def _amp(self) -> tuple[float, bool]:
+        """Factor that undoes GradScaler's scaling, and whether it found an overflow and this step must do nothing."""
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        return 1.0 if scale is None else 1.0 / scale.item(), found_inf is not None and bool(found_inf.item())
+
+
+def update(
+    group: dict[str, Any],
+    columns: Columns,
+    grad_factor: float,
+    *,
+    base: Implementation | None,
+    single_tensor: Implementation,
+    multi_tensor: Implementation,
+) -> None:
+    """Step one group with the implementation it asks for; ``base`` is torch's own, where the setting reduces to it."""
+    if not columns["x"]:
+        return
+    columns = {name: [None if t is None else local(t) for t in column] for name, column in columns.items() if column}
+    foreach, fused = group["foreach"], group["fused"]
+    if foreach is None and fused is None:
+        _, foreach = _default_to_fused_or_foreach(columns["x"], group["differentiable"], use_fused=False)
+    if base is not None:
+        if grad_factor != 1:
+            columns["grad"] = [grad * grad_factor for grad in columns["grad"]]
+        base({**group, "foreach": bool(foreach), "fused": bool(fused)}, columns, 1.0)
+        return
+    if group["maximize"]:
+        grad_factor = -grad_factor
+    if fused and not torch.compiler.is_compiling():
+        columns = fused_step(group, columns, grad_factor)
+    if columns["x"]:
+        (multi_tensor if foreach else single_tensor)(group, columns, grad_factor)
+
+
+def learning_rate(group: dict[str, Any]) -> float | Tensor:
+    """The group's ``lr``, of no dimension if it is a tensor."""
+    lr: float | Tensor = group["lr"]
+    return lr.squeeze() if isinstance(lr, Tensor) else lr
+
+
+REMEDY = "Put it in a group with K=1, M=0, as rewa.param_groups(model) does for biases and norms, or leave it out."
+
+
+def labels(group: dict[str, Any], index: int) -> Iterable[tuple[str, Tensor]]:
+    """Each parameter of a group with the name an error message should give it."""
+    names = group.get("param_names") or [None] * len(group["params"])
+    for position, (name, param) in enumerate(zip(names, group["params"], strict=True)):
+        shape = "x".join(map(str, param.shape)) or "scalar"
+        yield (f"parameter {name!r}" if name else f"parameter {position} of group {index}") + f" ({shape})", param

@@ -1,0 +1,141 @@
+r"""The algebra of ReWA as pure functions of tensors: :math:`x \leftrightarrow y` and the adaptive scale.
+
+Every other module takes its formulas from here. All functions work on any floating dtype and device, differentiate, and
+compile; integer powers are products, because ``pow`` costs ten times as much.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["adaptive_scale", "check_exponents", "flush_subnormal", "power", "to_x", "to_y"]
+
+LARGEST_PRODUCT = 64  # above this exponent a product of squares is no faster than pow, and less accurate
+
+
+def check_exponents(K: float, M: float, eps: float) -> None:
+    r"""Raise ``ValueError`` unless :math:`K \ge 1`, :math:`M \ge 0`, :math:`\varepsilon \ge 0`, all finite.
+
+    Example:
+        >>> check_exponents(K=9, M=2, eps=0.0)
+        >>> check_exponents(K=0.5, M=2, eps=0.0)
+        Traceback (most recent call last):
+        ...
+        ValueError: Invalid K value: 0.5 (allowed: a finite number >= 1, the order of x = sign(y)|y|^K)
+    """
+    for name, value, low, meaning in (
+        ("K", K, 1, "the order of x = sign(y)|y|^K"),
+        ("M", M, 0, "the adaptivity exponent of |y|^M"),
+        ("eps", eps, 0, "the stabilizer beside |y|^(K-1)"),
+    ):
+        if not (isinstance(value, (int, float)) and low <= value < math.inf):
+            raise ValueError(f"Invalid {name} value: {value!r} (allowed: a finite number >= {low}, {meaning})")
+
+
+def power(a: Tensor, n: float) -> Tensor:
+    r"""Elementwise :math:`a^n` for :math:`a \ge 0` and real :math:`n \ge 0`, by multiplication where ``n`` is whole.
+
+    Args:
+        a: Nonnegative tensor.
+        n: Exponent; ``power(a, 0)`` is one everywhere, also at zero.
+
+    Example:
+        >>> power(torch.tensor([0.0, 2.0, 3.0]), 4)
+        tensor([ 0., 16., 81.])
+    """
+    if n == 0:
+        return torch.ones_like(a)
+    if n == 0.5:
+        return a.sqrt()
+    if n != int(n) or n > LARGEST_PRODUCT:
+        return a**n
+    result: Tensor | None = None
+    remaining = int(n)
+    while True:
+        if remaining & 1:
+            result = a if result is None else result * a
+        remaining >>= 1
+        if result is not None and not remaining:
+            return result
+        a = a * a
+
+
+def to_x(y: Tensor, K: float) -> Tensor:
+    r"""The model's weight :math:`x = \mathrm{sign}(y)\,|y|^K`.
+
+    Args:
+        y: Reparameterized weight.
+        K: Order, any real number from 1.
+
+    Example:
+        >>> to_x(torch.tensor([-2.0, 0.0, 0.5]), K=3)
+        tensor([-8.0000,  0.0000,  0.1250])
+    """
+    return y * power(y.abs(), K - 1)
+
+
+def to_y(x: Tensor, K: float) -> Tensor:
+    r"""The reparameterized weight :math:`y = \mathrm{sign}(x)\,|x|^{1/K}`, inverse of :func:`to_x`.
+
+    Args:
+        x: Weight of the model.
+        K: Order, any real number from 1.
+
+    Example:
+        >>> to_y(torch.tensor([-8.0, 0.0, 0.125]), K=3)
+        tensor([-2.0000,  0.0000,  0.5000])
+    """
+    if K == 1:
+        return x.clone()
+    a = x.abs()
+    root = a.sqrt() if K == 2 else a.sqrt().sqrt() if K == 4 else a ** (1 / K)
+    return torch.copysign(root, x)
+
+
+def adaptive_scale(y: Tensor, K: float, M: float, eps: float = 0.0) -> Tensor:
+    r"""Factor of the gradient in the update of :math:`y`.
+
+    .. math:: |y|^M \, \frac{|y|^{K-1}}{|y|^{K-1} + \varepsilon}
+
+    With :math:`\varepsilon = 0` it is :math:`|y|^M`, also at :math:`y = 0`: zero for ``M > 0`` and one for ``M = 0``.
+
+    Args:
+        y: Reparameterized weight.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent. The modulus is taken: a signed power would turn descent into ascent where ``y < 0``.
+        eps: Stabilizer, compared with :math:`|y|^{K-1}` as in the paper.
+
+    Note:
+        The authors' public code compares its epsilon with :math:`K|y|^{K-1}`: divide that by ``K`` to use it here.
+
+    Example:
+        >>> adaptive_scale(torch.tensor([-2.0, 0.0, 1.0]), K=3, M=2)
+        tensor([4., 0., 1.])
+        >>> adaptive_scale(torch.tensor([-2.0, 0.0, 1.0]), K=3, M=0, eps=1.0)
+        tensor([0.8000, 0.0000, 0.5000])
+
+    References:
+        Algorithm 1 and Equation (ReWA iteration) of the paper.
+    """
+    a = y.abs()
+    scale = power(a, M)
+    if eps == 0:
+        return scale
+    derivative = power(a, K - 1)
+    return scale * (derivative / (derivative + eps))
+
+
+def flush_subnormal(x: Tensor) -> Tensor:
+    r"""Zero what lies at or below the smallest normal number of the dtype.
+
+    :math:`|y|^9` reaches the subnormal range quickly, and a forward pass over subnormals is many times slower on a CPU.
+
+    Example:
+        >>> flush_subnormal(torch.tensor([1e-40, -1e-30]))
+        tensor([ 0.0000e+00, -1.0000e-30])
+    """
+    return F.hardshrink(x, torch.finfo(x.dtype).tiny)
