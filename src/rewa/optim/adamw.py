@@ -195,7 +195,8 @@ def _torch_adamw(group: dict[str, Any], columns: Columns, grad_factor: float) ->
         columns.get("max_exp_avg_sq", []),
         columns["step"],
         foreach=group["foreach"],
-        capturable=group["capturable"],
+        # Dynamo compiles torch's own AdamW this way, too: the other branch needs numbers that a graph does not have.
+        capturable=group["capturable"] or torch.compiler.is_compiling(),
         differentiable=group["differentiable"],
         fused=group["fused"],
         amsgrad=group["amsgrad"],
@@ -208,9 +209,9 @@ def _torch_adamw(group: dict[str, Any], columns: Columns, grad_factor: float) ->
     )
 
 
-def _count(group: dict[str, Any], step: Tensor) -> float | Tensor:
+def _count(group: dict[str, Any], step: Tensor, dtype: torch.dtype) -> float | Tensor:
     """The step's number, read back from the device unless that would break a graph."""
-    return step if group["capturable"] or torch.compiler.is_compiling() else step.item()
+    return step.to(dtype) if group["capturable"] or torch.compiler.is_compiling() else step.item()
 
 
 def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
@@ -219,9 +220,9 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
     lr = learning_rate(group)
     for index, (x, grad, kept) in enumerate(zip(columns["x"], columns["grad"], columns["y"], strict=True)):
         exp_avg, exp_avg_sq = columns["exp_avg"][index], columns["exp_avg_sq"][index]
-        columns["step"][index].add_(1)
-        t = _count(group, columns["step"][index])
+        columns["step"][index] += 1
         y = read_y(x, kept, K)
+        t = _count(group, columns["step"][index], y.dtype)
         d = adaptive_scale(y, K, M, eps) * (grad.to(y.dtype) * grad_factor)
         exp_avg.lerp_(d, 1 - beta1)
         exp_avg_sq.mul_(beta2).addcmul_(d, d, value=1 - beta2)
@@ -241,8 +242,8 @@ def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -
     for part in lists.split(columns):
         x, kept, exp_avg, exp_avg_sq = part["x"], part["y"], part["exp_avg"], part["exp_avg_sq"]
         torch._foreach_add_(part["step"], 1)
-        counts = [_count(group, step) for step in part["step"]]
         y = lists.read_y(x, kept, K)
+        counts = [_count(group, step, y[0].dtype) for step in part["step"]]
         d = lists.adaptive_scale(y, K, M, eps)
         torch._foreach_mul_(d, lists.widen(part["grad"], kept))
         torch._foreach_mul_(d, grad_factor)

@@ -163,6 +163,7 @@ class _Swap:
         self.optimizer = optimizer
         self.swapped: list[tuple[Tensor, Tensor | None, Tensor, Tensor, float]] = []
 
+    @torch.no_grad()
     def enter(self) -> None:
         for group in self.optimizer.param_groups:
             settings = _settings(group)
@@ -179,6 +180,7 @@ class _Swap:
                 param.grad = scaled
                 local(param).copy_(y)
 
+    @torch.no_grad()
     def leave(self) -> None:
         for param, grad, x, y, K in self.swapped:
             y_new = local(param).clone()

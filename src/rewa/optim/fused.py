@@ -136,7 +136,7 @@ def _kernel(*macros: str) -> Callable[..., None] | None:
     try:
         library = ctypes.CDLL(str(_build(macros)))
     except (OSError, subprocess.SubprocessError) as error:
-        _warn_once(f"{error} {getattr(error, 'stderr', None) or ''}".strip()[:500])
+        _warn_once((getattr(error, "stderr", None) or str(error)).strip()[:500])
         return None
     kernel: Callable[..., None] = library.rewa_step
     kernel.argtypes = [  # type: ignore[attr-defined]

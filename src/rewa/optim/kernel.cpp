@@ -64,11 +64,13 @@ static inline real power(real a, double n) {
 
 constexpr int K_LESS_1 = K_INT > 0 ? K_INT - 1 : -1;
 
-// ((1 - r)^(-p) - 1) / r by its first five terms, coefficients by recursion at compile time.
+constexpr real TINY = sizeof(real) == 4 ? real(1.17549435e-38f) : real(2.2250738585072014e-308);  // smallest normal
+
+// ((1 - r)^(-p) - 1) / r by its first four terms, coefficients by recursion at compile time.
 template <int N>
 static inline real series(real r, double p, double coefficient = 1) {
     coefficient *= (p + N - 1) / N;
-    if constexpr (N == 5) return real(coefficient);
+    if constexpr (N == 4) return real(coefficient);
     else return real(coefficient) + r * series<N + 1>(r, p, coefficient);
 }
 
@@ -83,6 +85,9 @@ static inline real root(real a) {
     constexpr bool single = sizeof(real) == 4;
     constexpr int mantissa = single ? 23 : 52;
     typedef typename std::conditional<single, int32_t, int64_t>::type integer;
+    // Below the normal range the bits say nothing of the logarithm: subnormals count as TINY, zero is put right at the end.
+    const real given = a;
+    a = a < TINY ? TINY : a;
     integer bits;
     memcpy(&bits, &a, sizeof(real));
     real log2_a = real(bits) * real(1.0 / double(integer(1) << mantissa)) - real((single ? 127 : 1023) - 0.0430);
@@ -104,13 +109,13 @@ static inline real root(real a) {
     real z_power = int_power<K_LESS_1>(z);
     real r = real(1) - a * (z_power * z);
     real y = a * z_power;
-    return y + y * (r * series<1>(r, q));
+    y += y * (r * series<1>(r, q));
+    return given == real(0) ? real(0) : y;
 }
 
 static inline real to_x(real y) {
     real x = y * power<K_LESS_1>(std::fabs(y), K - 1.0);
-    constexpr real tiny = sizeof(real) == 4 ? real(1.17549435e-38) : real(2.2250738585072014e-308);
-    return std::fabs(x) <= tiny ? real(0) : x;
+    return std::fabs(x) <= TINY ? real(0) : x;
 }
 
 static inline real adaptive_scale(real a, real eps) {

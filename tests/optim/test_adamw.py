@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+import rewa
+from problems import IMPLEMENTATIONS, random_problem, run, run_parametrized
+
+EXPONENTS = [(9, 2, 0.0), (3, 2, 1e-3), (2, 1, 0.0), (5, 0, 0.0), (1, 0, 0.0), (2.5, 0.5, 0.0), (7, 1.5, 1e-5)]
+VARIANTS = [{}, {"amsgrad": True}, {"betas": (0.5, 0.9), "adam_eps": 1e-3}]
+DECAYS = [0.0, 0.1]
+
+
+# torch's own AdamW, to which K = 1 reduces, allows capturable on accelerators only.
+@pytest.mark.parametrize(
+    ("K", "M", "eps", "implementation"),
+    [(*e, i) for e in EXPONENTS for i in [*IMPLEMENTATIONS, "capturable"] if not (e[0] == 1 and i == "capturable")],
+)
+def test_100_steps_equal_the_reference(K, M, eps, implementation):
+    x, grads = random_problem(100)
+    flags = IMPLEMENTATIONS.get(implementation, {"capturable": True})
+    for variant, weight_decay in itertools.product(VARIANTS, DECAYS):
+        setting = {"lr": 0.002, "K": K, "M": M, "eps": eps, "weight_decay": weight_decay, **variant}
+        result = run(lambda params: rewa.ReWAAdamW(params, **setting, **flags), x, grads)
+        np.testing.assert_allclose(
+            result, reference.algorithm_2(x, grads, **setting), rtol=1e-9, atol=1e-12, err_msg=str(setting)
+        )
+
+
+@pytest.mark.parametrize(("K", "M", "eps"), EXPONENTS)
+def test_attached_and_parametrized_adamw_equal_the_reference(K, M, eps):
+    x, grads = random_problem(100)
+    for weight_decay, amsgrad in itertools.product(DECAYS, (False, True)):
+        setting = {"lr": 0.002, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        expected = reference.algorithm_2(x, grads, K=K, M=M, eps=eps, **setting)
+
+        def make(params):
+            return torch.optim.AdamW(params, **setting)
+
+        attached = run(lambda params: rewa.attach(make(params), K=K, M=M, eps=eps), x, grads)
+        np.testing.assert_allclose(attached, expected, rtol=1e-9, atol=1e-12)
+        parametrized = run_parametrized(make, x, grads, form="tied", K=K, M=M, eps=eps)
+        np.testing.assert_allclose(parametrized, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_K_1_M_0_is_exactly_torch_adamw(amsgrad, implementation, dtype):
+    setting = {"lr": 0.01, "weight_decay": 0.05, "amsgrad": amsgrad, **IMPLEMENTATIONS[implementation]}
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 30, dtype=dtype)) for _ in range(2))
+    optimizers = rewa.ReWAAdamW([ours], K=1, M=0, **setting), torch.optim.AdamW([theirs], **setting)
+    for _ in range(20):
+        ours.grad = torch.randn(30, dtype=dtype)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_adam_cancels_a_scale_that_does_not_change():
+    # One step from equal state: with M = 0 and M = 4 the very first move of y is the same up to adam_eps.
+    moves = []
+    for M in (0, 4):
+        param = torch.nn.Parameter(torch.tensor([0.2, -0.7]))
+        optimizer = rewa.ReWAAdamW([param], lr=1e-4, K=9, M=M, weight_decay=0.0, adam_eps=0.0)
+        param.grad = torch.tensor([1.0, -3.0])
+        optimizer.step()
+        moves.append(param.detach())
+    torch.testing.assert_close(*moves, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+        ({"betas": (0.9, -0.1)}, "Invalid beta parameter at index 1: -0.1"),
+        ({"adam_eps": -1}, "Invalid adam_eps value: -1"),
+        ({"lr": torch.tensor(0.1), "foreach": True}, "lr as a Tensor is not supported"),
+        ({"weight_decay": -1}, "Invalid weight_decay value: -1"),
+        ({"K": 0}, "Invalid K value: 0"),
+    ],
+)
+def test_bad_values_are_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        rewa.ReWAAdamW([torch.nn.Parameter(torch.ones(2))], **bad)

@@ -1,0 +1,145 @@
+"""The compiled step beyond what the common tests show: its root, its many tensors, its cache and its absence."""
+
+from __future__ import annotations
+
+import stat
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rewa
+from rewa.optim import fused
+
+
+@pytest.mark.parametrize("K", [2, 3, 4, 5, 7, 8, 9, 13, 31, 64])
+@pytest.mark.parametrize(("dtype", "low", "tolerance"), [(torch.float32, -37, 4e-7), (torch.float64, -300, 1e-14)])
+def test_root_is_accurate_over_the_whole_range(K, dtype, low, tolerance):
+    # With coupled decay 1, no gradient and lr 0 the momentum buffer holds y itself.
+    tiny = torch.finfo(dtype).tiny
+    x = torch.cat([torch.logspace(low, 4, 20_001).to(dtype), torch.tensor([tiny], dtype=dtype)])
+    param = nn.Parameter(torch.cat([x, -x, torch.zeros(1, dtype=dtype)]))
+    optimizer = rewa.ReWASGD([param], lr=0.0, K=K, M=0, weight_decay=1.0, momentum=0.5, fused=True)
+    param.grad = torch.zeros_like(param)
+    before = param.detach().clone()
+    optimizer.step()
+    y = optimizer.state[param]["momentum_buffer"].numpy()
+    exact = np.sign(before.numpy()) * np.abs(before.numpy().astype(np.longdouble)) ** (np.longdouble(1) / K)
+    np.testing.assert_allclose(y, exact.astype(np.float64), rtol=tolerance)
+    assert torch.equal(param, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_subnormal_weights_are_flushed_by_the_first_decay(dtype):
+    tiny = torch.finfo(dtype).tiny
+    param = nn.Parameter(torch.tensor([tiny / 2, -tiny / 1000, tiny * torch.finfo(dtype).eps, 0.5], dtype=dtype))
+    optimizer = rewa.ReWASGD([param], lr=0.1, weight_decay=0.1, fused=True)
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    assert torch.equal(param[:3] != 0, torch.tensor([False] * 3))
+    assert param[3] != 0
+
+
+def test_many_tensors_of_all_sizes_at_once():
+    sizes = [1, 2, 15, 16, 17, 8191, 8192, 8193, 30_000, 3]
+    loop, kernel = ([nn.Parameter(torch.linspace(-1, 1, size + 1)[:-1].clone()) for size in sizes] for _ in range(2))
+    optimizers = rewa.ReWASGD(loop, lr=0.1, momentum=0.9), rewa.ReWASGD(kernel, lr=0.1, momentum=0.9, fused=True)
+    for _ in range(3):
+        for a, b in zip(loop, kernel, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(loop, kernel, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-12, atol=1e-15)
+
+
+def test_nan_and_infinity_pass_through():
+    param = nn.Parameter(torch.tensor([1.0, float("nan"), 1.0]))
+    optimizer = rewa.ReWASGD([param], lr=0.1, fused=True)
+    param.grad = torch.tensor([float("inf"), 1.0, 0.0])
+    optimizer.step()
+    assert param.detach()[0].isinf()
+    assert param.detach()[1].isnan()
+    assert param.detach()[2].isfinite()
+
+
+@pytest.fixture
+def no_kernels(monkeypatch, tmp_path):
+    """A process that has compiled nothing yet, with a cache of its own."""
+    monkeypatch.setenv("REWA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fused, "_warned", [])
+    for function in (fused._kernel, fused._cache):
+        function.cache_clear()
+    yield tmp_path / "cache"
+    for function in (fused._kernel, fused._cache):
+        function.cache_clear()
+
+
+def step_once(**kwargs):
+    param = nn.Parameter(torch.linspace(0.1, 1, 10))
+    optimizer = rewa.ReWASGD([param], **{"lr": 0.1, "fused": True, **kwargs})
+    param.grad = torch.ones(10)
+    optimizer.step()
+    return param.detach()
+
+
+def test_without_a_compiler_one_warning_and_the_loop(no_kernels, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.warns(RuntimeWarning, match=r"could not be compiled.*no C\+\+ compiler was found"):
+        result = step_once()
+    step_once(K=3)  # another setting, no second warning (it would be an error here)
+    assert torch.equal(result, step_once(fused=False))
+
+
+def test_a_compiler_that_fails_is_quoted(no_kernels, monkeypatch, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 1\n")
+    broken.chmod(0o700)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.warns(RuntimeWarning, match="no such option"):
+        step_once()
+
+
+def test_kernels_are_kept_on_disk_in_a_private_directory(no_kernels):
+    step_once()
+    (library,) = no_kernels.glob("*.so")
+    assert stat.S_IMODE(no_kernels.stat().st_mode) == 0o700
+    written = library.stat().st_mtime_ns
+    fused._kernel.cache_clear()
+    step_once()
+    assert library.stat().st_mtime_ns == written
+    assert list(no_kernels.iterdir()) == [library]  # no scratch left behind
+
+
+def test_a_cache_that_others_can_write_to_is_not_used(no_kernels):
+    no_kernels.mkdir()
+    no_kernels.chmod(0o777)
+    step_once()
+    assert list(no_kernels.iterdir()) == []
+
+
+def test_an_unwritable_place_for_the_cache_does_not_matter(no_kernels, monkeypatch):
+    no_kernels.write_text("a file, not a directory")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step_once()
+    assert Path(no_kernels).is_file()
+
+
+def test_no_compiler_runs_unless_fused_is_asked_for(no_kernels):
+    step_once(fused=None)
+    step_once(fused=False, foreach=True)
+    assert not no_kernels.exists()
+
+
+def test_other_devices_are_refused():
+    param = nn.Parameter(torch.ones(3, device="meta"))
+    param.grad = torch.ones(3, device="meta")
+    optimizer = rewa.ReWASGD([param], fused=True)
+    with pytest.raises(RuntimeError, match=r"supported devices: \['cpu'\], got torch.float64 on meta.*torch.compile"):
+        optimizer.step()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import rewa
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.position_embedding = nn.Parameter(torch.zeros(1, 5, 8))
+        self.tokens = nn.Embedding(11, 8)
+        self.norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.head = nn.Linear(8, 11, bias=False)
+
+
+def names(groups, **settings):
+    return [name for group in groups for name, _ in group["params"] if all(group[k] == v for k, v in settings.items())]
+
+
+def test_default_policy():
+    groups = rewa.param_groups(Net())
+    assert names(groups, K=9) == ["attention.in_proj_weight", "attention.out_proj.weight", "head.weight"]
+    assert names(groups, K=1, M=0, eps=0.0, weight_decay=0.0) == [
+        "position_embedding", "tokens.weight", "norm.weight", "norm.bias", "attention.in_proj_bias", "attention.out_proj.bias",
+    ]  # fmt: skip
+
+
+def test_tied_embedding_counts_once_and_stays_plain():
+    net = Net()
+    net.head.weight = net.tokens.weight
+    assert "head.weight" not in names(rewa.param_groups(net))
+    assert "tokens.weight" in names(rewa.param_groups(net), K=1)
+
+
+def test_rules_first_match_wins_and_None_is_plain():
+    rules = {r"attention\.in.*weight": {"K": 3, "eps": 1e-3, "lr": 0.5}, r"attention\..*weight": None, "norm.weight": {"M": 1}}
+    groups = rewa.param_groups(Net(), weight_decay=0.1, rules=rules)
+    assert names(groups, K=3, M=2, eps=1e-3, lr=0.5, weight_decay=0.1) == ["attention.in_proj_weight"]
+    assert "attention.out_proj.weight" in names(groups, K=1)
+    assert names(groups, K=9, M=1) == ["norm.weight"]
+
+
+def test_the_groups_drive_the_optimizers():
+    net = Net()
+    for make in (rewa.ReWASGD, rewa.ReWAAdamW):
+        optimizer = make(rewa.param_groups(net, K=5, weight_decay=0.3), lr=0.1)
+        assert sorted({(group["K"], group["weight_decay"]) for group in optimizer.param_groups}) == [(1, 0.0), (5, 0.3)]
+        assert optimizer.param_groups[1]["param_names"] == names(rewa.param_groups(net), K=9)
+
+
+def test_frozen_parameters_are_listed_and_left_out():
+    net = Net()
+    net.head.weight.requires_grad_(False)
+    groups = rewa.param_groups(net)
+    assert "head.weight" not in names(groups)
+    assert "frozen" in str(groups)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        rewa.param_groups(net.requires_grad_(False))
+
+
+def test_table_counts_and_reasons():
+    table = str(rewa.param_groups(nn.Sequential(nn.Linear(3, 2), nn.Embedding(4, 2)), rules={"0.bias": {"K": 3}}))
+    assert table.splitlines()[0].split() == ["parameter", "shape", "count", "setting", "why"]
+    assert "rule '0.bias'" in table
+    assert "embedding" in table
+    assert table.endswith("sparse: 8 of 16 parameters (50.0%)")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"K": 0}, "Invalid K value: 0"),
+        ({"weight_decay": -1}, "Invalid weight_decay value: -1"),
+        ({"plain_weight_decay": -1}, "Invalid plain_weight_decay value: -1"),
+        ({"rules": {"head": None}}, "rule 'head' matches no parameter's whole name .*head.weight"),
+        ({"rules": {"head.weight": {"weight_deacy": 1}}}, "did you mean 'weight_decay'"),
+        ({"rules": {"head.weight": {"K": 0.2}}}, "Invalid K value: 0.2"),
+        ({"rules": {"(": None}}, "not a regular expression"),
+    ],
+)
+def test_bad_values_are_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        rewa.param_groups(Net(), **bad)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+import rewa
+from problems import IMPLEMENTATIONS, random_problem, run, run_parametrized
+
+EXPONENTS = [
+    (9, 2, 0.0),
+    (3, 2, 1e-3),
+    (9, 4, 0.0),
+    (2, 1, 0.0),
+    (4, 3, 1e-2),
+    (5, 0, 0.0),
+    (1, 0, 0.0),
+    (1, 1, 0.5),
+    (2.5, 0.5, 0.0),
+    (7, 1.5, 1e-5),
+]
+MOMENTA = [
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "nesterov": True},
+    {"momentum": 0.875, "decoupled": True},
+    {"momentum": 0.9, "nesterov": True, "decoupled": True},
+]
+DECAYS = [0.0, 0.05]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("K", "M", "eps"), EXPONENTS)
+def test_100_steps_equal_the_reference(K, M, eps, implementation):
+    x, grads = random_problem(100)
+    for momenta, weight_decay in itertools.product(MOMENTA, DECAYS):
+        setting = {"lr": 0.005, "K": K, "M": M, "eps": eps, "weight_decay": weight_decay, **momenta}
+        result = run(lambda params: rewa.ReWASGD(params, **setting, **IMPLEMENTATIONS[implementation]), x, grads)
+        np.testing.assert_allclose(
+            result, reference.algorithm_1(x, grads, **setting), rtol=1e-9, atol=1e-12, err_msg=str(setting)
+        )
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(("K", "M", "eps"), EXPONENTS)
+def test_attached_sgd_equals_the_reference(K, M, eps, foreach):
+    x, grads = random_problem(100)
+    for momenta, weight_decay in itertools.product(MOMENTA[:3], DECAYS):
+        setting = {"lr": 0.005, "weight_decay": weight_decay, **momenta}
+
+        def make(params):
+            return rewa.attach(torch.optim.SGD(params, foreach=foreach, **setting), K=K, M=M, eps=eps)
+
+        expected = reference.algorithm_1(x, grads, K=K, M=M, eps=eps, **setting)
+        np.testing.assert_allclose(run(make, x, grads), expected, rtol=1e-9, atol=1e-12, err_msg=str(setting))
+
+
+@pytest.mark.parametrize(("K", "M", "eps"), EXPONENTS)
+def test_parametrized_sgd_equals_the_reference(K, M, eps):
+    x, grads = random_problem(100)
+    for momenta, weight_decay in itertools.product(MOMENTA[:3], DECAYS):
+        setting = {"lr": 0.005, "weight_decay": weight_decay, **momenta}
+        result = run_parametrized(lambda params: torch.optim.SGD(params, **setting), x, grads, form="tied", K=K, M=M, eps=eps)
+        expected = reference.algorithm_1(x, grads, K=K, M=M, eps=eps, **setting)
+        np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-12, err_msg=str(setting))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("momenta", MOMENTA[:3])
+def test_K_1_M_0_is_exactly_torch_sgd(momenta, implementation, dtype):
+    setting = {"lr": 0.01, "weight_decay": 0.05, **momenta, **IMPLEMENTATIONS[implementation]}
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 30, dtype=dtype)) for _ in range(2))
+    optimizers = rewa.ReWASGD([ours], K=1, M=0, **setting), torch.optim.SGD([theirs], **setting)
+    for _ in range(20):
+        ours.grad = torch.randn(30, dtype=dtype)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_M_of_K_less_1_is_gradient_descent_on_y():
+    # Through autograd the derivative of y^K brings a factor K, which the learning rate takes up.
+    x, K, lr = torch.tensor([0.5, -0.3, 0.9]), 5, 0.01
+    y = (x.sign() * x.abs() ** (1 / K)).requires_grad_()
+    param = torch.nn.Parameter(x.clone())
+    optimizer = rewa.ReWASGD([param], lr=lr, K=K, M=K - 1, weight_decay=0.0)
+    for _ in range(50):
+        optimizer.zero_grad()
+        ((param - 1) ** 2).sum().backward()
+        optimizer.step()
+        (gradient,) = torch.autograd.grad((((y**K) - 1) ** 2).sum(), y)
+        y = (y - lr / K * gradient).detach().requires_grad_()
+    torch.testing.assert_close(param.detach(), (y**K).detach(), rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("K", "M", "eps"), [(9, 2, 0.0), (3, 1.5, 1e-2), (4, 3, 0.0)])
+def test_converges_to_a_stationary_point_of_the_penalized_loss(K, M, eps, implementation):
+    # f(x) = |x - c|^2 / 2 by coordinates. Stationary in y: scale(y) (x - c) + lambda y = 0, with y = 0 or a root.
+    target = torch.tensor([2.0, -1.5, 0.7, 0.02, 0.0])
+    lam = 0.05
+    param = torch.nn.Parameter(torch.tensor([1.0, -1.0, 0.5, 0.3, 0.2]))
+    optimizer = rewa.ReWASGD([param], lr=0.02, K=K, M=M, eps=eps, weight_decay=lam, **IMPLEMENTATIONS[implementation])
+    for _ in range(60_000 if implementation == "fused" else 20_000):
+        param.grad = param.detach() - target
+        optimizer.step()
+    x = param.detach()
+    y = x.sign() * x.abs() ** (1 / K)
+    scale = y.abs() ** M * (y.abs() ** (K - 1) / (y.abs() ** (K - 1) + eps) if eps else 1)
+    assert (scale * (x - target) + lam * y).abs().max() < 1e-6
+    assert (x[:3] * target[:3] > 0).all()  # what the data support survives
+    assert (x[3:].abs() < 1e-3).all()  # what they do not is gone
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_decay_without_gradient_is_monotone_and_exact(implementation):
+    for K, lr, lam, momentum in itertools.product((1, 3, 9), (0.1,), (0.0, 0.5), (0.0,)):
+        param = torch.nn.Parameter(torch.tensor([0.5, -0.1, 1e-3]))
+        start = param.detach().clone()
+        setting = {"K": K, "M": 2, "weight_decay": lam, "momentum": momentum, **IMPLEMENTATIONS[implementation]}
+        optimizer = rewa.ReWASGD([param], lr=lr, **setting)
+        previous = start.abs()
+        for _ in range(20):
+            param.grad = torch.zeros(3)
+            optimizer.step()
+            assert (param.abs() <= previous).all()
+            previous = param.detach().abs()
+        torch.testing.assert_close(param.detach(), start * (1 - lr * lam) ** (20 * K), rtol=1e-12, atol=0)
+
+
+def test_coupled_decay_is_harder_by_the_momentum():
+    # In the long run coupled decay shrinks y at the rate lambda / (1 - momentum), decoupled decay at lambda.
+    rates = {}
+    for decoupled in (False, True):
+        param = torch.nn.Parameter(torch.ones(1))
+        optimizer = rewa.ReWASGD([param], lr=1e-3, K=3, weight_decay=0.1, momentum=0.875, decoupled=decoupled)
+        for _ in range(3000):
+            param.grad = torch.zeros(1)
+            optimizer.step()
+        rates[decoupled] = -param.detach().log().item()
+    assert rates[False] / rates[True] == pytest.approx(8, rel=0.01)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_float32_stays_near_float64_over_many_steps(implementation):
+    # y is taken from x anew at every step: rounding must not add up to a drift.
+    rng = np.random.default_rng(0)
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        param = torch.nn.Parameter(torch.linspace(0.01, 0.5, 64, dtype=dtype))
+        setting = {"lr": 0.1, "K": 9, "M": 2, "weight_decay": 1e-4, "momentum": 0.9}
+        optimizer = rewa.ReWASGD([param], **setting, **IMPLEMENTATIONS[implementation])
+        rng = np.random.default_rng(0)
+        for _ in range(5000):
+            param.grad = torch.tensor(0.01 * rng.standard_normal(64)).to(dtype)
+            optimizer.step()
+        results.append(param.detach().double())
+    torch.testing.assert_close(results[1], results[0], rtol=2e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"lr": -0.1}, "Invalid learning rate: -0.1"),
+        ({"lr": float("nan")}, "Invalid learning rate: nan"),
+        ({"lr": torch.ones(2)}, "Tensor lr must be 1-element"),
+        ({"K": 0.5}, r"Invalid K value: 0.5 \(allowed: a finite number >= 1"),
+        ({"M": -1}, r"Invalid M value: -1 \(allowed: a finite number >= 0"),
+        ({"eps": -1e-3}, r"Invalid eps value: -0.001"),
+        ({"weight_decay": -1}, "Invalid weight_decay value: -1"),
+        ({"weight_decay": float("nan")}, "Invalid weight_decay value: nan"),
+        ({"momentum": -0.1}, "Invalid momentum value: -0.1"),
+        ({"nesterov": True}, "Nesterov momentum requires a momentum"),
+    ],
+)
+def test_bad_values_are_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        rewa.ReWASGD([torch.nn.Parameter(torch.ones(2))], **{"lr": 0.1, **bad})

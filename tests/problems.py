@@ -1,0 +1,55 @@
+"""Toy problems and the table of implementations that the common tests run through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import rewa
+
+IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+
+
+def random_problem(steps: int, shape: tuple[int, ...] = (7, 5), seed: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Initial weights of a network's size, and one gradient for each step, in float64."""
+    rng = np.random.default_rng(seed)
+    return 0.3 * rng.standard_normal(shape), [rng.standard_normal(shape) for _ in range(steps)]
+
+
+def run(make: Callable[[list[Tensor]], torch.optim.Optimizer], x: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    """The weights after stepping the optimizer that ``make`` builds through the gradients."""
+    param = nn.Parameter(torch.tensor(x))
+    optimizer = make([param])
+    for grad in grads:
+        param.grad = torch.tensor(grad)
+        optimizer.step()
+    return param.detach().numpy()
+
+
+class Weight(nn.Module):
+    """A module that is its weight."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(x))
+
+
+def run_parametrized(
+    make: Callable[[Any], torch.optim.Optimizer], x: np.ndarray, grads: list[np.ndarray], **form: Any
+) -> np.ndarray:
+    """The same through ``rewa.reparametrize``: the optimizer trains the parametrization's own tensors."""
+    module = rewa.reparametrize(Weight(x), **form)
+    optimizer = make(module.parameters())
+    for grad in grads:
+        optimizer.zero_grad()
+        (module.weight * torch.tensor(grad)).sum().backward()
+        optimizer.step()
+    return rewa.remove_reparametrization(module).weight.detach().numpy()

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import reference
+import rewa
+from problems import Weight, random_problem, run_parametrized
+from rewa.forms import Factors, Pair, Tied
+
+FORMS = [
+    {"form": "tied", "K": 9},
+    {"form": "tied", "K": 2.5, "M": 0.5, "eps": 1e-2},
+    {"form": "pair", "K": 5},
+    {"form": "factors", "K": 3},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_reparametrizing_and_removing_keep_the_weights(form):
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Linear(4, 2))
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    assert rewa.reparametrize(model, **form) is model
+    assert "0.weight" not in dict(model.named_parameters())
+    rewa.remove_reparametrization(model)
+    after = dict(model.named_parameters())
+    assert sorted(after) == sorted(before)
+    for name, value in before.items():
+        torch.testing.assert_close(after[name].detach(), value, rtol=1e-12, atol=1e-15)
+        assert type(after[name]) is nn.Parameter
+
+
+def test_biases_and_norms_stay_plain_unless_included():
+    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+    rewa.reparametrize(model)
+    assert [name for name, _ in model.named_parameters()] == [
+        "0.bias", "0.parametrizations.weight.original", "1.weight", "1.bias",
+    ]  # fmt: skip
+    rewa.remove_reparametrization(model)
+    rewa.reparametrize(model, include=r"1\.weight")
+    assert "1.parametrizations.weight.original" in dict(model.named_parameters())
+
+
+@pytest.mark.parametrize(("K", "M", "eps"), [(9, 2, 0.0), (3, 2, 1e-3), (2, 1, 0.0)])
+def test_pair_equals_two_runs_of_the_reference(K, M, eps):
+    """Each part is a ReWA weight of its own that sees the gradient with its sign."""
+    x, grads = random_problem(60)
+    setting = {"lr": 0.005, "weight_decay": 0.05, "momentum": 0.9}
+    result = run_parametrized(lambda p: torch.optim.SGD(p, **setting), x, grads, form="pair", K=K, M=M, eps=eps, start=0.2)
+    exponents = {"K": K, "M": M, "eps": eps}
+    up = reference.algorithm_1(np.maximum(x, 0) + 0.2, grads, **exponents, **setting)
+    down = reference.algorithm_1(np.maximum(-x, 0) + 0.2, [-g for g in grads], **exponents, **setting)
+    assert (up > 0).all()  # no part crosses zero here, where |u|^K and the signed power part
+    assert (down > 0).all()
+    np.testing.assert_allclose(result, up - down, rtol=1e-9, atol=1e-12)
+
+
+def test_pair_parts_below_zero_count_by_modulus():
+    u, v = torch.tensor([-0.5], requires_grad=True), torch.tensor([0.2], requires_grad=True)
+    x = Pair(K=3, M=2)(u, v)
+    assert x.item() == pytest.approx(0.5**3 - 0.2**3)
+    x.sum().backward()
+    assert u.grad.item() == pytest.approx(-(0.5**2))  # growing x means growing |u|
+    assert v.grad.item() == pytest.approx(-(0.2**2))
+
+
+def test_factors_with_equal_moduli_are_the_tied_form_with_M_of_K_less_1():
+    x, grads = random_problem(60)
+    x = np.abs(x) + 0.1
+    setting = {"lr": 0.005, "weight_decay": 0.05}
+    result = run_parametrized(lambda p: torch.optim.SGD(p, **setting), x, grads, form="factors", K=4)
+    np.testing.assert_allclose(result, reference.algorithm_1(x, grads, K=4, M=3, eps=0.0, **setting), rtol=1e-9, atol=1e-12)
+
+
+def test_factors_have_the_true_gradient():
+    factors = [torch.randn(3, requires_grad=True) for _ in range(3)]
+    assert torch.autograd.gradcheck(Factors(K=3), factors)
+
+
+def test_tied_gradient_is_the_adaptive_scale():
+    y = torch.tensor([-0.7, 0.0, 1.2], requires_grad=True)
+    Tied(K=9, M=2, eps=0.1)(y).backward(torch.tensor([1.0, 1.0, 2.0]))
+    expected = reference.scale(y.detach().numpy(), 9, 2, 0.1) * np.array([1.0, 1.0, 2.0])
+    np.testing.assert_allclose(y.grad.numpy(), expected, rtol=1e-12)
+
+
+def test_a_reparametrized_model_copies_saves_and_compiles():
+    model = rewa.reparametrize(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), form="pair", K=3)
+    data = torch.randn(5, 4)
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(data), model(data))
+    other = rewa.reparametrize(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), form="pair", K=3)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(data), model(data))
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(compiled(data), twin(data))
+    compiled(data).sum().backward()
+    twin(data).sum().backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"form": "product"}, "Invalid form: 'product' \\(allowed: 'tied', 'pair', 'factors'\\)"),
+        ({"form": "factors", "M": 2}, "form='factors' has no M"),
+        ({"form": "tied", "start": 1.0}, "form='tied' has no start \\(it takes K, M, eps\\)"),
+        ({"form": "factors", "K": 2.5}, "Invalid K value: 2.5 \\(allowed: an integer >= 2"),
+        ({"form": "pair", "start": 0}, "Invalid start value: 0"),
+        ({"K": 0.5}, "Invalid K value: 0.5"),
+        ({"include": "nothing"}, "include='nothing' matches none"),
+    ],
+)
+def test_bad_arguments_are_named_and_change_nothing(arguments, message):
+    model = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=message):
+        rewa.reparametrize(model, **arguments)
+    assert [name for name, _ in model.named_parameters()] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("form", ["tied", "factors"])
+def test_all_zero_and_low_precision_weights_are_refused(form):
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    nn.init.zeros_(model[1].weight)
+    with pytest.raises(ValueError, match=r"parameter '1\.weight' is all zero.*form='pair'"):
+        rewa.reparametrize(model, form=form, K=3)
+    assert type(model[0].weight) is nn.Parameter
+    with pytest.raises(ValueError, match=r"bfloat16.*model\.float\(\)"):
+        rewa.reparametrize(nn.Linear(3, 2, dtype=torch.bfloat16), form=form, K=3)
+
+
+def test_the_pair_form_moves_a_weight_from_zero():
+    module = rewa.reparametrize(Weight(np.zeros((2, 2))), form="pair", K=3, M=2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    (module.weight.sum()).backward()
+    optimizer.step()
+    assert (module.weight < 0).all()
