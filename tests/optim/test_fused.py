@@ -43,7 +43,9 @@ def test_subnormal_weights_are_flushed_by_the_first_decay(dtype):
     assert param[3] != 0
 
 
-def test_many_tensors_of_all_sizes_at_once():
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_tensors_of_all_sizes_at_once(threads):
+    torch.set_num_threads(threads)
     sizes = [1, 2, 15, 16, 17, 8191, 8192, 8193, 30_000, 3]
     loop, kernel = ([nn.Parameter(torch.linspace(-1, 1, size + 1)[:-1].clone()) for size in sizes] for _ in range(2))
     optimizers = rewa.ReWASGD(loop, lr=0.1, momentum=0.9), rewa.ReWASGD(kernel, lr=0.1, momentum=0.9, fused=True)
@@ -53,6 +55,7 @@ def test_many_tensors_of_all_sizes_at_once():
             b.grad = a.grad.clone()
         for optimizer in optimizers:
             optimizer.step()
+    torch.set_num_threads(1)
     for a, b in zip(loop, kernel, strict=True):
         torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-12, atol=1e-15)
 

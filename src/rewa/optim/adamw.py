@@ -220,7 +220,6 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
     lr = learning_rate(group)
     for index, (x, grad, kept) in enumerate(zip(columns["x"], columns["grad"], columns["y"], strict=True)):
         exp_avg, exp_avg_sq = columns["exp_avg"][index], columns["exp_avg_sq"][index]
-        columns["step"][index] += 1
         y = read_y(x, kept, K)
         t = _count(group, columns["step"][index], y.dtype)
         d = adaptive_scale(y, K, M, eps) * (grad.to(y.dtype) * grad_factor)
@@ -241,7 +240,6 @@ def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -
     lr = learning_rate(group)
     for part in lists.split(columns):
         x, kept, exp_avg, exp_avg_sq = part["x"], part["y"], part["exp_avg"], part["exp_avg_sq"]
-        torch._foreach_add_(part["step"], 1)
         y = lists.read_y(x, kept, K)
         counts = [_count(group, step, y[0].dtype) for step in part["step"]]
         d = lists.adaptive_scale(y, K, M, eps)

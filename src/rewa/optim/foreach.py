@@ -1,6 +1,7 @@
 """The formulas of :mod:`rewa.reparam` on lists of tensors, a handful of kernels for a whole model.
 
-torch has no foreach ``where`` or ``copysign``: a choice between two lists is a ``lerp`` with weight 0 or 1, both exact.
+torch has no foreach ``where`` or ``copysign``: a choice between two lists is a ``lerp`` with weight 0 or 1, both exact but for
+the sign of a zero.
 """
 
 from __future__ import annotations

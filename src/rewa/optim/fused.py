@@ -124,7 +124,6 @@ def _call(
             if name in columns and columns[name][index] is not None:
                 setattr(entry, name, columns[name][index].data_ptr())
         if adam:
-            columns["step"][index].add_(1)
             t = columns["step"][index].item()
             entry.lr, entry.sqrt_correction = lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
     kernel(tensors, len(indices), ctypes.byref(hyper), chunks, torch.get_num_threads())

@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
 from rewa.optim.fused import fused_step
 from rewa.reparam import check_exponents, flush_subnormal, to_x, to_y
 
+BLOCK = 1 << 16  # large enough for torch to use its threads, small enough for their caches
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 # What a step works on, as one list per quantity, all of one length: "x", "grad", "y" (None where x is precise enough), and
@@ -217,12 +218,34 @@ def update(
             columns["grad"] = [grad * grad_factor for grad in columns["grad"]]
         base({**group, "foreach": bool(foreach), "fused": bool(fused)}, columns, 1.0)
         return
+    if "step" in columns:
+        torch._foreach_add_(columns["step"], 1)
     if group["maximize"]:
         grad_factor = -grad_factor
     if fused and not torch.compiler.is_compiling():
         columns = fused_step(group, columns, grad_factor)
-    if columns["x"]:
-        (multi_tensor if foreach else single_tensor)(group, columns, grad_factor)
+    if not columns["x"]:
+        return
+    if foreach:
+        multi_tensor(group, columns, grad_factor)
+    elif group["differentiable"] or torch.compiler.is_compiling():
+        single_tensor(group, columns, grad_factor)
+    else:
+        single_tensor(group, in_blocks(columns), grad_factor)
+
+
+def in_blocks(columns: Columns) -> Columns:
+    """The columns with large CPU tensors cut into pieces that stay in the cache through the step's many operations."""
+    pieces: Columns = {name: [] for name in columns}
+    for index, x in enumerate(columns["x"]):
+        row = {name: column[index] for name, column in columns.items()}
+        tensors = [tensor for name, tensor in row.items() if tensor is not None and name != "step"]
+        cut = x.device.type == "cpu" and x.numel() > BLOCK and all(tensor.is_contiguous() for tensor in tensors)
+        count = -(-x.numel() // BLOCK) if cut else 1
+        for name, tensor in row.items():
+            whole = not cut or tensor is None or name == "step"
+            pieces[name] += [tensor] * count if whole else tensor.view(-1).split(BLOCK)
+    return pieces
 
 
 def learning_rate(group: dict[str, Any]) -> float | Tensor:

@@ -1,0 +1,35 @@
+# make demo and make test are all a fresh clone needs: each sets up what is missing first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: help setup demo test lint bench clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make the virtual environment .venv; does nothing when it is up to date
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP) ## train a digit classifier dense, with l1 and with ReWA; table and demo/digits.png
+	$(BIN)/python -m rewa.experiments.digits --out demo
+
+test: $(STAMP) ## run the test suite
+	$(BIN)/python -m pytest
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(STAMP) ## time an optimizer step against torch's own
+	$(BIN)/python benchmarks/optimizer_step.py
+
+clean: ## remove the virtual environment and what the commands wrote
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,176 @@
+"""Time of one optimizer step, as a ratio to torch's own fused optimizers.
+
+11 million float32 weights in the shapes of ResNet-18. All contenders run interleaved in one process and the medians count:
+machines are noisy, ratios are not. ReWA makes the weights sparse and trains batch norm and biases plainly, as
+rewa.param_groups does; "all sparse" reparameterizes those, too.
+
+    python benchmarks/optimizer_step.py
+    python benchmarks/optimizer_step.py --repeats 50 --threads 2 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import rewa
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from reference import eager_step
+
+MODERATE = {"K": 9, "M": 2}
+LARGE = {"K": 3, "M": 2, "eps": 1e-3}
+
+
+def resnet18_shapes(classes: int = 10) -> list[tuple[int, ...]]:
+    """Shapes of the parameters of ResNet-18 for small images: 11.2 million."""
+    shapes: list[tuple[int, ...]] = [(64, 3, 3, 3), (64,), (64,)]
+    width_in = 64
+    for width in (64, 128, 256, 512):
+        for block in range(2):
+            first = width_in if block == 0 else width
+            shapes += [(width, first, 3, 3), (width,), (width,), (width, width, 3, 3), (width,), (width,)]
+            if first != width:
+                shapes += [(width, first, 1, 1), (width,), (width,)]
+        width_in = width
+    return [*shapes, (classes, 512), (classes,)]
+
+
+def parameters() -> list[nn.Parameter]:
+    """Random weights of a trained network's size, with gradients."""
+    generator = torch.Generator().manual_seed(0)
+    params = []
+    for shape in resnet18_shapes():
+        param = nn.Parameter(torch.randn(shape, generator=generator) * 0.05)
+        param.grad = torch.randn(shape, generator=generator) * 1e-3
+        params.append(param)
+    return params
+
+
+def groups(setting: dict[str, Any]) -> list[dict[str, Any]]:
+    """The weights with the setting, the rest plain."""
+    params = parameters()
+    return [
+        {"params": [p for p in params if p.dim() >= 2], **setting},
+        {"params": [p for p in params if p.dim() < 2], "K": 1, "M": 0, "eps": 0.0},
+    ]
+
+
+def contenders() -> dict[str, tuple[Callable[[], Any], torch.optim.Optimizer | None]]:
+    """Name, step and optimizer of each; the eager transcription and the triad have no optimizer."""
+    sgd = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 1e-4}
+    adamw = {"lr": 1e-5, "weight_decay": 1e-4}
+    optimizers: dict[str, torch.optim.Optimizer] = {
+        "torch SGD fused": torch.optim.SGD(parameters(), **sgd, fused=True),
+        "ReWASGD fused K=9 M=2": rewa.ReWASGD(groups(MODERATE), **sgd, fused=True),
+        "ReWASGD fused K=3 M=2 eps=1e-3": rewa.ReWASGD(groups(LARGE), **sgd, fused=True),
+        "ReWASGD fused K=9 M=2, all sparse": rewa.ReWASGD(parameters(), **sgd, **MODERATE, fused=True),
+        "ReWASGD foreach K=9 M=2": rewa.ReWASGD(groups(MODERATE), **sgd, foreach=True),
+        "ReWASGD loop K=9 M=2": rewa.ReWASGD(groups(MODERATE), **sgd),
+        "torch AdamW fused": torch.optim.AdamW(parameters(), **adamw, fused=True),
+        "ReWAAdamW fused K=9 M=2": rewa.ReWAAdamW(groups(MODERATE), **adamw, fused=True),
+        "ReWAAdamW fused K=3 M=2 eps=1e-3": rewa.ReWAAdamW(groups(LARGE), **adamw, fused=True),
+    }
+    steps: dict[str, tuple[Callable[[], Any], torch.optim.Optimizer | None]] = {
+        name: (optimizer.step, optimizer) for name, optimizer in optimizers.items()
+    }
+    params = parameters()
+    buffers = [torch.zeros_like(param) for param in params]
+    grads = [param.grad for param in params]
+    steps["eager Algorithm 1 K=9 M=2"] = (lambda: eager_step(params, grads, buffers, **sgd, **MODERATE, eps=0.0), None)
+    count = sum(param.numel() for param in params)
+    a, b, c = (torch.rand(count) for _ in range(3))
+    steps["triad a = b + s c"] = (lambda: torch.add(b, c, alpha=2.0, out=a), None)
+    return steps
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> float:
+    """Bytes of tensors in the state for each parameter."""
+    count = sum(param.numel() for group in optimizer.param_groups for param in group["params"])
+    tensors = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor) and v.dim() > 0]
+    return sum(v.numel() * v.element_size() for v in tensors) / count
+
+
+# Bytes a step must move for each weight: reads and writes of weight, gradient and state, four bytes each.
+TRAFFIC = {"SGD": 20, "AdamW": 28}
+
+
+def measure(repeats: int) -> list[dict[str, Any]]:
+    """One row for each contender; the slow ones are timed on a third of the rounds."""
+    steps = contenders()
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for step, _ in steps.values():
+        step()  # creates the state, compiles the kernels
+    for round_ in range(repeats):
+        for name, (step, _) in steps.items():
+            if round_ % 3 == 0 or not any(word in name for word in ("eager", "loop", "foreach")):
+                begin = time.perf_counter()
+                step()
+                seconds[name].append(time.perf_counter() - begin)
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    count = sum(param.numel() for param in parameters())
+    triad_bandwidth = 12 * count / median["triad a = b + s c"]
+    rows = []
+    for name, (_, optimizer) in steps.items():
+        base = "torch AdamW fused" if "AdamW" in name else "torch SGD fused"
+        row: dict[str, Any] = {"name": name, "ms": 1e3 * median[name], "base": base, "ratio": median[name] / median[base]}
+        row["quartiles"] = [1e3 * q for q in statistics.quantiles(seconds[name], n=4)[::2]]
+        if optimizer is not None:
+            row["state_bytes_per_parameter"] = state_bytes(optimizer)
+            row["bandwidth_share"] = TRAFFIC["AdamW" if "AdamW" in name else "SGD"] * count / median[name] / triad_bandwidth
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=60, help="rounds; each times every contender once (default 60)")
+    parser.add_argument("--threads", type=int, default=2, help="threads torch may use (default 2)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object instead of the table")
+    arguments = parser.parse_args()
+    if arguments.repeats < 2 or arguments.threads < 1:
+        parser.error("--repeats must be at least 2 and --threads at least 1")
+    torch.set_num_threads(arguments.threads)
+    rows = measure(arguments.repeats)
+    speedup = next(r["ms"] for r in rows if "eager" in r["name"]) / next(
+        r["ms"] for r in rows if r["name"].endswith("fused K=9 M=2")
+    )
+    count = sum(param.numel() for param in parameters())
+    header = {
+        "parameters": count,
+        "threads": arguments.threads,
+        "repeats": arguments.repeats,
+        "torch": torch.__version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "speedup_over_eager": speedup,
+    }
+    if arguments.json:
+        print(json.dumps({**header, "rows": rows}, indent=2))
+        return
+    print(f"{count:,} parameters, {arguments.threads} threads, medians of {arguments.repeats} interleaved rounds, "
+          f"torch {torch.__version__}, {header['cpu']}")  # fmt: skip
+    print(f"{'':36} {'ms':>7} {'quartiles':>15} {'ratio':>6}  {'state B/param':>13} {'of triad bandwidth':>19}")
+    for row in rows:
+        state = f"{row['state_bytes_per_parameter']:.1f}" if "state_bytes_per_parameter" in row else "-"
+        share = f"{row['bandwidth_share']:.0%}" if "bandwidth_share" in row else "-"
+        low, high = row["quartiles"]
+        print(f"{row['name']:36} {row['ms']:7.2f} {low:6.2f} to {high:5.2f} {row['ratio']:6.2f}  {state:>13} {share:>19}")
+    print(
+        f"ratio: to the fused torch optimizer of the same kind. Fused ReWASGD is {speedup:.1f}x faster than eager Algorithm 1."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Experiments that reproduce results, one file each: a frozen ``Config`` and ``run(config)``."""

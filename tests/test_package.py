@@ -1,0 +1,78 @@
+"""The package as a whole: what importing it needs, who may import whom, what the README shows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import rewa
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "rewa"
+
+# A module may import from its own row and from the rows above it.
+LAYERS = [
+    {"rewa.reparam"},
+    {"rewa.optim.fused", "rewa.optim.foreach", "rewa.optim.optimizer", "rewa.optim"},
+    {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
+    {"rewa.forms", "rewa.presets", "rewa.sparsity"},
+    {"rewa"},
+    {"rewa.experiments"},
+    {"rewa.experiments.digits"},
+]
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+def test_imports_point_one_way():
+    level = {name: index for index, layer in enumerate(LAYERS) for name in layer}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        assert module in level, f"{module} is in no layer"
+        for imported in imports(path) & set(level):
+            parent = imported == "rewa" or imported == "rewa.optim"  # packages named on the way to a submodule
+            assert level[imported] <= level[module] or parent, f"{module} imports {imported}, which lies above it"
+
+
+def test_import_needs_torch_and_numpy_only():
+    code = (
+        "import sys, rewa\n"
+        "extras = {'sklearn', 'matplotlib', 'rich', 'scipy', 'pandas'} & set(sys.modules)\n"
+        "assert not extras, extras\n"
+        "assert 'torch._inductor' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_public_names_exist_and_are_documented():
+    assert rewa.__all__ == sorted(rewa.__all__)
+    for name in rewa.__all__:
+        assert getattr(rewa, name).__doc__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", rewa.__version__)
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_readme_examples_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert blocks
+    script = "import torch\ntorch.manual_seed(0)\n" + "\n".join(blocks)
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=300, cwd=tmp_path)
+
+
+def test_pages_link_to_files_that_exist():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
