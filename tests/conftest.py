@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-
 # The tensors are tiny: threads would only wait for each other. test_fused.py uses two.
 torch.set_num_threads(1)
 

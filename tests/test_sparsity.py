@@ -30,8 +30,13 @@ def test_prunable_are_the_weights():
 def test_weights_come_back_bit_for_bit_also_after_an_error():
     weight = nn.Parameter(torch.tensor([1e-40, -0.0, 0.3, float("nan")], dtype=torch.float32))
     before = weight.detach().clone().view(torch.int32)
-    with pytest.raises(RuntimeError, match="inside"), thresholded([weight], 0.1) as left:
-        assert left == Count(4, 1)
-        assert (weight.detach()[:2] == 0).all()
-        raise RuntimeError("inside")
+
+    def look_and_fail():
+        with thresholded([weight], 0.1) as left:
+            assert left == Count(4, 1)
+            assert (weight.detach()[:2] == 0).all()
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        look_and_fail()
     assert torch.equal(weight.detach().view(torch.int32), before)

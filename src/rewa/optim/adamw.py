@@ -159,9 +159,7 @@ class ReWAAdamW(ReWAOptimizer):
         Args:
             closure: Reevaluates the model and returns the loss.
         """
-        self._accelerator_graph_capture_health_check()
-        loss = self._evaluate(closure)
-        grad_factor, overflow = self._amp()
+        loss, grad_factor, overflow = self._begin(closure)
         for group in [] if overflow else self.param_groups:
             params: list[Any] = []
             grads: list[Any] = []

@@ -185,16 +185,20 @@ class ReWAOptimizer(Optimizer):
                 )
             yield param
 
-    def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
+    def _begin(self, closure: Callable[[], Any] | None) -> tuple[Any, float, bool]:
+        """What every step starts with: the loss, the factor that undoes GradScaler's scaling, and whether it found an overflow.
 
-    def _amp(self) -> tuple[float, bool]:
-        """Factor that undoes GradScaler's scaling, and whether it found an overflow and this step must do nothing."""
+        After an overflow the step must do nothing.
+        """
+        # torch renamed this check; it refuses to run uncaptured settings inside a CUDA graph.
+        check = getattr(self, "_accelerator_graph_capture_health_check", None) or self._cuda_graph_capture_health_check
+        check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        return 1.0 if scale is None else 1.0 / scale.item(), found_inf is not None and bool(found_inf.item())
+        return loss, 1.0 if scale is None else 1.0 / scale.item(), found_inf is not None and bool(found_inf.item())
 
 
 def update(
