@@ -380,6 +380,24 @@ def test_trap_zero_is_absorbing(make):
     assert some[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "bad", "message"),
+    [
+        ("sgd", {"K": 0.5}, "Invalid K value: 0.5"),
+        ("sgd", {"momentum": -1.0}, "Invalid momentum value: -1"),
+        ("sgd", {"momentum": 0.0, "nesterov": True}, "Nesterov momentum requires a momentum"),
+        ("adamw", {"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
+        ("adamw", {"lr": -1.0}, "Invalid learning rate: -1"),
+        ("adamw", {"adam_eps": float("nan")}, "Invalid adam_eps value: nan"),
+    ],
+)
+def test_bad_values_of_a_group_are_named_too(algorithm, bad, message):
+    optimizer = ALGORITHMS[algorithm]([nn.Parameter(torch.ones(2))])
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], **bad})
+    assert len(optimizer.param_groups) == 1
+
+
 def test_trap_the_default_groups_train_what_starts_at_zero():
     model = small_model()
     nn.init.zeros_(model[4].bias)

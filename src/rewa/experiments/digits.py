@@ -39,9 +39,9 @@ class Config:
     lr: float = 0.1
     momentum: float = 0.9
     # Strengths, a geometric grid for each: weight decay of x, l1 penalty, weight decay of y.
-    dense: tuple[float, ...] = (5e-5, 5e-4, 5e-3)
-    l1: tuple[float, ...] = (3e-2, 1.5e-1, 5e-1)
-    rewa: tuple[float, ...] = (4e-3, 1.2e-2, 2e-2)
+    dense: tuple[float, ...] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+    l1: tuple[float, ...] = (2e-2, 5e-2, 1.2e-1, 3e-1, 7e-1)
+    rewa: tuple[float, ...] = (4e-3, 6e-3, 9e-3, 1.3e-2, 2e-2)
     K: float = 9
     M: float = 2
     compressions: tuple[float, ...] = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100, 150)
@@ -77,10 +77,10 @@ def load(seed: int = 0) -> Data:
 def network() -> nn.Module:
     """Three convolutions with batch norm and a linear layer: 25,744 weights."""
 
-    def block(channels_in: int, channels: int) -> list[nn.Module]:
-        return [nn.Conv2d(channels_in, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+    def block(channels_in: int, channels: int, stride: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
 
-    layers = [*block(1, 16), *block(16, 32), nn.MaxPool2d(2), *block(32, 64), nn.MaxPool2d(2)]
+    layers = [*block(1, 16, stride=1), *block(16, 32, stride=2), *block(32, 64, stride=2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4, 10))
 
 
@@ -92,7 +92,7 @@ def train(config: Config, method: str, strength: float, seed: int, data: Data, t
     optimizer: torch.optim.Optimizer
     if method == "ReWA":
         groups = rewa.param_groups(model, K=config.K, M=config.M, weight_decay=strength)
-        optimizer = rewa.ReWASGD(groups, config.lr, momentum=config.momentum)
+        optimizer = rewa.ReWASGD(groups, config.lr, momentum=config.momentum, fused=True)
     else:
         decay = strength if method == "dense" else 0.0
         rest = [param for param in model.parameters() if param.dim() < 2]

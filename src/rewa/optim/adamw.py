@@ -14,7 +14,6 @@ from rewa.optim import foreach as lists
 from rewa.optim.optimizer import (
     Columns,
     ReWAOptimizer,
-    check_nonnegative,
     is_identity,
     learning_rate,
     read_y,
@@ -86,10 +85,6 @@ class ReWAAdamW(ReWAOptimizer):
         differentiable: bool = False,
         capturable: bool = False,
     ) -> None:
-        for index, beta in enumerate(betas):
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {index}: {beta} (allowed: 0 <= beta < 1)")
-        check_nonnegative("adam_eps value", adam_eps)
         if isinstance(lr, Tensor) and foreach and not capturable:
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
         defaults = {

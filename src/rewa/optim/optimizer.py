@@ -40,7 +40,13 @@ def check_settings(group: dict[str, Any]) -> None:
     """Raise ``ValueError`` for a value that no ReWA optimizer can use; ``group`` is a parameter group or the defaults."""
     lr = group["lr"]
     check_nonnegative("lr" if isinstance(lr, Tensor) and lr.numel() != 1 else "learning rate", lr)
-    check_nonnegative("weight_decay value", group["weight_decay"])
+    for key in ("weight_decay", "momentum", "adam_eps"):
+        check_nonnegative(f"{key} value", group.get(key, 0.0))
+    if group.get("nesterov") and group["momentum"] == 0:
+        raise ValueError("Nesterov momentum requires a momentum")
+    for index, beta in enumerate(group.get("betas", ())):
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta} (allowed: 0 <= beta < 1)")
     check_exponents(group["K"], group["M"], group["eps"])
 
 

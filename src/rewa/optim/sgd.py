@@ -14,7 +14,6 @@ from rewa.optim import foreach as lists
 from rewa.optim.optimizer import (
     Columns,
     ReWAOptimizer,
-    check_nonnegative,
     is_identity,
     learning_rate,
     read_y,
@@ -93,9 +92,6 @@ class ReWASGD(ReWAOptimizer):
         differentiable: bool = False,
         capturable: bool = False,
     ) -> None:
-        check_nonnegative("momentum value", momentum)
-        if nesterov and momentum == 0:
-            raise ValueError("Nesterov momentum requires a momentum")
         defaults = {
             "lr": lr,
             "K": K,
