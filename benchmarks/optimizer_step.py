@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import rewa
+from rewa.experiments.record import provenance
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from reference import eager_step
@@ -151,16 +151,14 @@ def main() -> None:
         "parameters": count,
         "threads": arguments.threads,
         "repeats": arguments.repeats,
-        "torch": torch.__version__,
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "machine": platform.machine(),
         "speedup_over_eager": speedup,
+        **provenance(),
     }
     if arguments.json:
         print(json.dumps({**header, "rows": rows}, indent=2))
         return
     print(f"{count:,} parameters, {arguments.threads} threads, medians of {arguments.repeats} interleaved rounds, "
-          f"torch {torch.__version__}, {header['cpu']}")  # fmt: skip
+          f"torch {torch.__version__}, {header['hardware']['cpu']}")  # fmt: skip
     print(f"{'':36} {'ms':>7} {'quartiles':>15} {'ratio':>6}  {'state B/param':>13} {'of triad bandwidth':>19}")
     for row in rows:
         state = f"{row['state_bytes_per_parameter']:.1f}" if "state_bytes_per_parameter" in row else "-"

@@ -20,7 +20,7 @@ LAYERS = [
     {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
     {"rewa.forms", "rewa.presets", "rewa.sparsity"},
     {"rewa"},
-    {"rewa.experiments"},
+    {"rewa.experiments", "rewa.experiments.record"},
     {"rewa.experiments.digits"},
 ]
 

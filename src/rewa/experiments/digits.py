@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import rewa
+from rewa.experiments.record import provenance, write_atomically
 from rewa.sparsity import Count, count, prunable, thresholded
 
 
@@ -201,19 +201,12 @@ def run(config: Config, tick: Callable[[], None] = lambda: None) -> dict[str, An
             )
     return {
         "config": dataclasses.asdict(config),
-        "versions": {"rewa": rewa.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        **provenance(),
         "seconds": time.time() - started,
         "weights": points[0].prunable.total,
         "results": results,
         "validation": [dataclasses.asdict(point) for point in points],
     }
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is either the old one or the new one, never half of it."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text)
-    scratch.replace(path)
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
@@ -245,9 +238,9 @@ def draw(record: dict[str, Any], path: Path) -> None:
         axes.legend(frameon=False, loc="lower left")
         config = record["config"]
         axes.set_title(f"Digits, {record['weights']:,} weights, {config['epochs']} epochs, {config['seeds']} seeds", loc="left")
-        scratch = path.with_name(f".{path.name}")
-        figure.savefig(scratch, dpi=160, format="png")
-        scratch.replace(path)
+        image = io.BytesIO()
+        figure.savefig(image, dpi=160, format="png")
+        write_atomically(path, image.getvalue())
 
 
 def show(record: dict[str, Any]) -> None:

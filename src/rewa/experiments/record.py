@@ -1,0 +1,70 @@
+"""Records: what a published number needs beside it, written so that no half of a file is ever seen."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import rewa
+
+__all__ = ["provenance", "write_atomically"]
+
+
+def provenance() -> dict[str, Any]:
+    """The command, commit, versions and hardware behind a result.
+
+    Example:
+        >>> provenance()["versions"]["rewa"] == rewa.__version__
+        True
+    """
+    return {
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "commit": _commit(),
+        "versions": {
+            "rewa": rewa.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "hardware": {
+            "machine": platform.machine(),
+            "cpu": torch.backends.cpu.get_cpu_capability(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, marked if it was changed since; None for an installed package without git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file that is either the old one or the new one, never half of it.
+
+    Args:
+        path: The file.
+        content: Its text or bytes.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
