@@ -70,6 +70,58 @@ def test_nan_and_infinity_pass_through():
     assert param.detach()[2].isfinite()
 
 
+def test_state_in_another_dtype_or_layout_is_left_to_the_loop():
+    """The kernel is handed addresses: whatever it would misread must not reach it."""
+    weights = torch.linspace(-1, 1, 48).reshape(2, 3, 4, 2)
+    for change in (
+        lambda state: {"momentum_buffer": state["momentum_buffer"].to(torch.float32)},
+        lambda state: {"momentum_buffer": state["momentum_buffer"].to(memory_format=torch.channels_last)},
+    ):
+        params = [nn.Parameter(weights.clone()) for _ in range(2)]
+        optimizers = [rewa.ReWASGD([p], lr=0.1, momentum=0.9, fused=f) for p, f in zip(params, (True, False), strict=True)]
+        for _ in range(3):
+            for param, optimizer in zip(params, optimizers, strict=True):
+                param.grad = torch.ones_like(param)
+                optimizer.step()
+                optimizer.state[param].update(change(optimizer.state[param]))
+        torch.testing.assert_close(params[0], params[1], rtol=1e-6, atol=0)
+
+
+def test_low_precision_needs_its_float32_copy():
+    param = nn.Parameter(torch.linspace(-1, 1, 10, dtype=torch.bfloat16))
+    optimizer = rewa.ReWASGD([param], lr=0.1, K=1, M=0, momentum=0.9, decoupled=True, fused=True)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert optimizer.state[param]["y"].dtype == torch.float32
+    assert (param < torch.linspace(-1, 1, 10)).all()
+    del optimizer.state[param]["y"]
+    kept = {"x": [param.detach()], "grad": [param.grad], "buffer": [optimizer.state[param]["momentum_buffer"]]}
+    assert fused.fused_step(optimizer.param_groups[0], kept, 1.0) == kept
+
+
+def test_a_replaced_weight_is_not_stepped_with_the_old_state():
+    """Another dtype or shape through .data: an error or the loop, never memory that is not ours."""
+    param = nn.Parameter(torch.ones(100, dtype=torch.float32))
+    optimizer = rewa.ReWASGD([param], lr=0.1, momentum=0.9, fused=True)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    row = {"x": param.detach(), "grad": param.grad, "buffer": optimizer.state[param]["momentum_buffer"]}
+    assert fused._fits(row)
+    assert not fused._fits({**row, "x": torch.ones(100, dtype=torch.float64), "grad": torch.ones(100, dtype=torch.float64)})
+    assert not fused._fits({**row, "x": torch.ones(200, dtype=torch.float32), "grad": torch.ones(200, dtype=torch.float32)})
+    assert not fused._fits({**row, "grad": torch.ones(100, dtype=torch.bfloat16)})
+
+
+def test_a_second_backward_after_the_step_is_refused():
+    param = nn.Parameter(torch.ones(3))
+    optimizer = rewa.ReWASGD([param], lr=0.1, fused=True)
+    loss = param.square().sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 @pytest.fixture
 def no_kernels(monkeypatch, tmp_path):
     """A process that has compiled nothing yet, with a cache of its own."""

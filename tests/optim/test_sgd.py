@@ -74,7 +74,10 @@ def test_parametrized_sgd_equals_the_reference(K, M, eps):
 def test_K_1_M_0_is_exactly_torch_sgd(momenta, implementation, dtype):
     setting = {"lr": 0.01, "weight_decay": 0.05, **momenta, **IMPLEMENTATIONS[implementation]}
     ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 30, dtype=dtype)) for _ in range(2))
-    optimizers = rewa.ReWASGD([ours], K=1, M=0, **setting), torch.optim.SGD([theirs], **setting)
+    optimizers = [rewa.ReWASGD([ours], K=1, M=0, **setting)]
+    if dtype == torch.bfloat16 and implementation == "fused":
+        setting["fused"] = False  # torch's kernel is broken here (pytorch issue 191763): we use its loop
+    optimizers.append(torch.optim.SGD([theirs], **setting))
     for _ in range(20):
         ours.grad = torch.randn(30, dtype=dtype)
         theirs.grad = ours.grad.clone()

@@ -218,10 +218,13 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
         d = adaptive_scale(y, K, M, eps) * (grad.to(y.dtype) * grad_factor)
         exp_avg.lerp_(d, 1 - beta1)
         exp_avg_sq.mul_(beta2).addcmul_(d, d, value=1 - beta2)
+        if torch.is_grad_enabled():  # the next step writes over them
+            exp_avg, exp_avg_sq = exp_avg.clone(), exp_avg_sq.clone()
         second = exp_avg_sq
         if group["amsgrad"]:
-            second = columns["max_exp_avg_sq"][index]
-            second.copy_(torch.maximum(second, exp_avg_sq))
+            largest = columns["max_exp_avg_sq"][index]
+            second = torch.maximum(largest.clone() if torch.is_grad_enabled() else largest, exp_avg_sq)
+            largest.copy_(second)
         denominator = second.sqrt() / (1 - beta2**t) ** 0.5 + adam_eps
         y_new = (1 - lr * weight_decay) * y - (lr / (1 - beta1**t)) * (exp_avg / denominator)
         write_x(x, kept, y, y_new, K)
@@ -230,10 +233,10 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
 def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
     K, M, eps, weight_decay, adam_eps = (group[key] for key in ("K", "M", "eps", "weight_decay", "adam_eps"))
     beta1, beta2 = group["betas"]
-    lr = learning_rate(group)
     for part in lists.split(columns):
         x, kept, exp_avg, exp_avg_sq = part["x"], part["y"], part["exp_avg"], part["exp_avg_sq"]
         y = lists.read_y(x, kept, K)
+        lr = lists.scalar(learning_rate(group), y)
         counts = [_count(group, step, y[0].dtype) for step in part["step"]]
         d = lists.adaptive_scale(y, K, M, eps)
         torch._foreach_mul_(d, lists.widen(part["grad"], kept))

@@ -92,6 +92,11 @@ def widen(grads: TensorList, kept: TensorList) -> TensorList:
     return [grad.to(y.dtype) for grad, y in zip(grads, kept, strict=True)] if kept else grads
 
 
+def scalar(value: float | Tensor, like: TensorList) -> float | Tensor:
+    """A number for the lists: unlike the operators, foreach lets the dtype of a tensor without dimensions win."""
+    return value.to(like[0]) if isinstance(value, Tensor) else value
+
+
 def differs(a: TensorList, b: TensorList) -> TensorList:
     """One where ``a != b``, zero where equal."""
     mask = list(torch._foreach_sub(a, b))

@@ -50,14 +50,13 @@ def fused_step(group: dict[str, Any], columns: dict[str, list[Any]], grad_factor
     """Step what the kernel can, in place; return the columns of what is left to another implementation.
 
     Left are all tensors where no kernel can be compiled, and those whose memory is not one dense block with the same
-    layout for the weight, its gradient and its state.
+    layout for the weight, its gradient and its state, or whose state is not in the dtype of the update.
     """
-    names = [name for name in POINTERS if name in columns]
     left: list[int] = []
     by_dtype: dict[torch.dtype, list[int]] = {}
     for index, x in enumerate(columns["x"]):
-        tensors = [column[index] for name in names if (column := columns[name])[index] is not None]
-        (by_dtype.setdefault(x.dtype, []) if _one_layout(tensors) else left).append(index)
+        row = {name: columns[name][index] for name in POINTERS if name in columns and columns[name][index] is not None}
+        (by_dtype.setdefault(x.dtype, []) if _fits(row) else left).append(index)
     for dtype, indices in by_dtype.items():
         kernel = _kernel(*_macros(group, dtype))
         if kernel is None:
@@ -67,10 +66,19 @@ def fused_step(group: dict[str, Any], columns: dict[str, list[Any]], grad_factor
     return {name: [column[index] for index in left] for name, column in columns.items()}
 
 
-def _one_layout(tensors: list[Tensor]) -> bool:
+def one_layout(tensors: list[Tensor]) -> bool:
+    """Whether the tensors are dense blocks of memory with their elements in the same order."""
     x = tensors[0]
-    dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.is_contiguous()
-    return dense and all(tensor.stride() == x.stride() for tensor in tensors[1:])
+    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    return dense and all(tensor.stride() == x.stride() and tensor.shape == x.shape for tensor in tensors)
+
+
+def _fits(row: dict[str, Tensor]) -> bool:
+    """Whether the kernel may work on a weight, its gradient and its state: it trusts their dtypes and layouts."""
+    dtype = row["x"].dtype
+    low = STORAGE[dtype][1] != 0
+    dtypes = {name: dtype if name in ("x", "grad") or not low else torch.float32 for name in row}
+    return ("y" in row) == low and one_layout(list(row.values())) and all(t.dtype == dtypes[n] for n, t in row.items())
 
 
 def _macros(group: dict[str, Any], dtype: torch.dtype) -> tuple[str, ...]:
@@ -127,6 +135,8 @@ def _call(
             t = columns["step"][index].item()
             entry.lr, entry.sqrt_correction = lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
     kernel(tensors, len(indices), ctypes.byref(hyper), chunks, torch.get_num_threads())
+    # As any write in place does: a second backward through the old weights must be an error, not a wrong gradient.
+    torch.autograd.graph.increment_version([columns["x"][index] for index in indices])
 
 
 @functools.cache

@@ -74,24 +74,23 @@ static inline real series(real r, double p, double coefficient = 1) {
     else return real(coefficient) + r * series<N + 1>(r, p, coefficient);
 }
 
-// a^(1/K) for a >= 0.
-static inline real root(real a) {
-    if constexpr (K_INT == 1) return a;
-    if constexpr (K_INT == 2) return std::sqrt(a);
-    if constexpr (K_INT == 4) return std::sqrt(std::sqrt(a));
-    if constexpr (K_INT < 0) return real_pow(a, real(1.0 / K));
+// y = sign(x)|x|^(1/K).
+static inline real to_y(real x) {
+    real a = std::fabs(x);
+    if constexpr (K_INT == 1) return x;
+    if constexpr (K_INT == 2) return std::copysign(std::sqrt(a), x);
+    if constexpr (K_INT == 4) return std::copysign(std::sqrt(std::sqrt(a)), x);
+    if constexpr (K_INT < 0) return std::copysign(real_pow(a, real(1.0 / K)), x);
     // z ~ a^(-1/K). The bits of a, read as an integer, are a line through log2(a) (off by 0.09 at most); a cubic brings
     // back the power of two. That leaves |1 - a z^K| below 0.04, and z is corrected by the series of (1 - r)^(-1/K).
     constexpr bool single = sizeof(real) == 4;
     constexpr int mantissa = single ? 23 : 52;
+    constexpr double slope = -1.0 / K / double(int64_t(1) << mantissa), bias = ((single ? 127 : 1023) - 0.0430) / K;
     typedef typename std::conditional<single, int32_t, int64_t>::type integer;
-    // Below the normal range the bits say nothing of the logarithm: subnormals count as TINY, zero is put right at the end.
-    const real given = a;
-    a = a < TINY ? TINY : a;
+    a = a < TINY ? TINY : a;  // below the normal range the bits say nothing of the logarithm
     integer bits;
     memcpy(&bits, &a, sizeof(real));
-    real log2_a = real(bits) * real(1.0 / double(integer(1) << mantissa)) - real((single ? 127 : 1023) - 0.0430);
-    real log2_z = log2_a * real(-1.0 / K);
+    real log2_z = real(bits) * real(slope) + real(bias);
     real whole = std::floor(log2_z);
     real part = log2_z - whole;
     real z = real(0.99992783) + part * (real(0.6957771) + part * (real(0.22623319) + part * real(0.07790716)));
@@ -99,18 +98,15 @@ static inline real root(real a) {
     memcpy(&bits, &z, sizeof(real));
     bits += shift;
     memcpy(&z, &bits, sizeof(real));
-    constexpr double p = 1.0 / K;
     if constexpr (!single) {
         real r = real(1) - a * int_power<K_INT>(z);
-        z += z * (r * series<1>(r, p));
+        z += z * (r * series<1>(r, 1.0 / K));
     }
-    // a^(1/K) = a z^(K-1) (1 - r)^(-q), which spares a division.
-    constexpr double q = 1.0 - 1.0 / K;
+    // y = x z^(K-1) (1 - r)^(1/K - 1): no division, and x brings its sign and its zero.
     real z_power = int_power<K_LESS_1>(z);
     real r = real(1) - a * (z_power * z);
-    real y = a * z_power;
-    y += y * (r * series<1>(r, q));
-    return given == real(0) ? real(0) : y;
+    real y = x * z_power;
+    return y + y * (r * series<1>(r, 1.0 - 1.0 / K));
 }
 
 static inline real to_x(real y) {
@@ -164,7 +160,7 @@ static void step_chunk(const Tensor& t, const Hyper& h, int64_t begin, int64_t e
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) {
         const real x = load(x_ptr[i]);
-        real y = std::copysign(root(std::fabs(x)), x);
+        real y = to_y(x);
 #if STORE
         // The copy in float counts only while it still stands for x: an edit of x from outside wins.
         const real kept = y_ptr[i];

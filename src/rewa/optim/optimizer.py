@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
 
-from rewa.optim.fused import fused_step
+from rewa.optim.fused import fused_step, one_layout
 from rewa.reparam import check_exponents, flush_subnormal, to_x, to_y
 
 BLOCK = 1 << 16  # large enough for torch to use its threads, small enough for their caches
@@ -51,8 +51,8 @@ def check_settings(group: dict[str, Any]) -> None:
 
 
 def is_identity(group: dict[str, Any]) -> bool:
-    """Whether the group's setting is the plain base optimizer: x = y and a scale of one."""
-    return bool(group["K"] == 1 and group["M"] == 0 and group["eps"] == 0)
+    """Whether the group's setting is torch's own optimizer: x = y, a scale of one, and no decay that torch does not have."""
+    return bool(group["K"] == 1 and group["M"] == 0 and group["eps"] == 0 and not group.get("decoupled", False))
 
 
 def check_parameter(param: Tensor, label: str, group: dict[str, Any], remedy: str) -> None:
@@ -82,6 +82,8 @@ def local(tensor: Tensor) -> Tensor:
 
 def read_y(x: Tensor, kept: Tensor | None, K: float) -> Tensor:
     """The y behind the parameter ``x``; the float32 copy counts only while it still stands for ``x``."""
+    if torch.is_grad_enabled():  # in a differentiable step, autograd needs the x that the step writes over
+        x = x.clone()
     if kept is None:
         return to_y(x, K)
     stands = flush_subnormal(to_x(kept, K)).to(x.dtype) == x
@@ -90,7 +92,8 @@ def read_y(x: Tensor, kept: Tensor | None, K: float) -> Tensor:
 
 def write_x(x: Tensor, kept: Tensor | None, y: Tensor, y_new: Tensor, K: float) -> None:
     """Put ``y_new`` into the parameter; where y did not move x keeps every bit, though the root was rounded."""
-    x.copy_(torch.where(y_new == y, x, flush_subnormal(to_x(y_new, K))))
+    x_new = flush_subnormal(to_x(y_new, K))
+    x.copy_(x_new if torch.is_grad_enabled() else torch.where(y_new == y, x, x_new))
     if kept is not None:
         kept.copy_(y_new)
 
@@ -102,6 +105,8 @@ class ReWAOptimizer(Optimizer):
         check_settings(defaults)
         if defaults["fused"] and defaults["differentiable"]:
             raise RuntimeError("`fused` does not support `differentiable`")
+        if defaults["foreach"] and defaults["differentiable"]:
+            raise RuntimeError("`foreach` does not support `differentiable`")
         if defaults["fused"] and defaults["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         super().__init__(params, defaults)
@@ -167,8 +172,8 @@ class ReWAOptimizer(Optimizer):
 
     def _new_state(self, param: Tensor, group: dict[str, Any], *names: str) -> dict[str, Any]:
         """The parameter's state, with zeros under each name that is not there yet and y for low precision."""
-        state: dict[str, Any] = self.state[param]
         low = param.dtype in LOW_PRECISION and not is_identity(group)
+        state: dict[str, Any] = self.state[param]
         dtype = torch.float32 if low else param.dtype
         for name in names:
             if state.get(name) is None:
@@ -226,7 +231,10 @@ def update(
     if base is not None:
         if grad_factor != 1:
             columns["grad"] = [grad * grad_factor for grad in columns["grad"]]
-        base({**group, "foreach": bool(foreach), "fused": bool(fused)}, columns, 1.0)
+        # torch's own fused CPU kernels take the memory in order, whatever the strides say.
+        rows = zip(*(column for name, column in columns.items() if name not in ("y", "step")), strict=True)
+        fused = bool(fused) and (columns["x"][0].device.type != "cpu" or all(one_layout(list(row)) for row in rows))
+        base({**group, "foreach": bool(foreach), "fused": fused}, columns, 1.0)
         return
     if "step" in columns:
         torch._foreach_add_(columns["step"], 1)

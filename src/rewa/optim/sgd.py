@@ -12,6 +12,7 @@ from torch.optim.sgd import sgd
 
 from rewa.optim import foreach as lists
 from rewa.optim.optimizer import (
+    LOW_PRECISION,
     Columns,
     ReWAOptimizer,
     is_identity,
@@ -114,8 +115,12 @@ class ReWASGD(ReWAOptimizer):
         self, group: dict[str, Any], params: list[Any], grads: list[Any], kept: list[Any], buffers: list[Any]
     ) -> bool:
         names = ["momentum_buffer"] if group["momentum"] != 0 else []
+        # Without momentum there is no state, unless some weight keeps its y: then distributed checkpoints want an entry for all.
+        stateful = bool(names) or any(
+            param.dtype in LOW_PRECISION for other in self.param_groups if not is_identity(other) for param in other["params"]
+        )
         for param in self._usable(group):
-            state = self._new_state(param, group, *names)
+            state = self._new_state(param, group, *names) if stateful else {}
             params.append(param)
             grads.append(param.grad)
             kept.append(state.get("y"))
@@ -141,7 +146,7 @@ class ReWASGD(ReWAOptimizer):
                 group,
                 {"x": params, "grad": grads, "y": kept, "buffer": buffers},
                 grad_factor,
-                base=_torch_sgd if is_identity(group) and not group["decoupled"] else None,
+                base=_torch_sgd if is_identity(group) else None,
                 single_tensor=_single_tensor,
                 multi_tensor=_multi_tensor,
             )
@@ -149,12 +154,14 @@ class ReWASGD(ReWAOptimizer):
 
 
 def _torch_sgd(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
+    # In low precision torch's fused CPU kernel leaves most elements where they were (pytorch issue 191763).
+    low = any(x.dtype in LOW_PRECISION and x.device.type == "cpu" for x in columns["x"])
     sgd(
         columns["x"],
         columns["grad"],
         columns.get("buffer", [None] * len(columns["x"])),
         foreach=group["foreach"],
-        fused=group["fused"],
+        fused=group["fused"] and not low,
         weight_decay=group["weight_decay"],
         momentum=group["momentum"],
         lr=group["lr"],
@@ -175,6 +182,7 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
         if momentum != 0:
             buffer = columns["buffer"][index]
             buffer.mul_(momentum).add_(d)
+            buffer = buffer.clone() if torch.is_grad_enabled() else buffer  # the next step writes over it
             d = d + momentum * buffer if group["nesterov"] else buffer
         y_new = ((1 - lr * weight_decay) * y if group["decoupled"] else y) - lr * d
         write_x(x, kept, y, y_new, K)
@@ -182,10 +190,10 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
 
 def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
     K, M, eps, weight_decay, momentum = (group[key] for key in ("K", "M", "eps", "weight_decay", "momentum"))
-    lr = learning_rate(group)
     for part in lists.split(columns):
         x, kept = part["x"], part["y"]
         y = lists.read_y(x, kept, K)
+        lr = lists.scalar(learning_rate(group), y)
         d = lists.adaptive_scale(y, K, M, eps)
         torch._foreach_mul_(d, lists.widen(part["grad"], kept))
         torch._foreach_mul_(d, grad_factor)
