@@ -115,7 +115,7 @@ class ReWASGD(ReWAOptimizer):
         self, group: dict[str, Any], params: list[Any], grads: list[Any], kept: list[Any], buffers: list[Any]
     ) -> bool:
         names = ["momentum_buffer"] if group["momentum"] != 0 else []
-        # Without momentum there is no state, unless some weight keeps its y: then distributed checkpoints want an entry for all.
+        # Without momentum there is no state, unless some weight keeps its y: distributed checkpoints want all entries then.
         stateful = bool(names) or any(
             param.dtype in LOW_PRECISION for other in self.param_groups if not is_identity(other) for param in other["params"]
         )
