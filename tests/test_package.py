@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -70,6 +71,16 @@ def test_readme_examples_run(tmp_path, monkeypatch):
     assert blocks
     script = "import torch\ntorch.manual_seed(0)\n" + "\n".join(blocks)
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=300, cwd=tmp_path)
+
+
+def test_readme_table_is_the_record():
+    record = json.loads((ROOT / "results" / "digits" / "digits.json").read_text())
+    rows = {row.split("|")[1].strip(): row for row in (ROOT / "README.md").read_text().splitlines() if row.startswith("|")}
+    labels = {"dense": "dense, cut by magnitude", "l1": "l1 (proximal)", "ReWA": "ReWA, K=9, M=2"}
+    for method, label in labels.items():
+        results = {r["compression"]: f"{r['test']:.1f}±{r['spread']:.1f}" for r in record["results"] if r["method"] == method}
+        cells = [cell.strip() for cell in rows[label].split("|")[2:-1]]
+        assert cells == [results[compression] for compression in record["config"]["table"]]
 
 
 def test_pages_link_to_files_that_exist():

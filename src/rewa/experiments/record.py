@@ -43,14 +43,15 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, marked if it was changed since; None for an installed package without git."""
+    """The commit of the source tree, marked if anything but results changed since; None where there is no git."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)results")
+        return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
