@@ -83,6 +83,7 @@ def algorithm_2(
 @torch.no_grad()
 def eager_step(
     params: Sequence[torch.Tensor],
+    ys: Sequence[torch.Tensor],
     grads: Sequence[torch.Tensor],
     buffers: Sequence[torch.Tensor],
     *,
@@ -94,9 +95,8 @@ def eager_step(
     momentum: float,
 ) -> None:
     """One step of Algorithm 1 with momentum as a reader of the paper would type it; the benchmark's yardstick."""
-    for x, grad, buffer in zip(params, grads, buffers, strict=True):
-        y = x.sign() * x.abs() ** (1 / K)
+    for x, y, grad, buffer in zip(params, ys, grads, buffers, strict=True):
         adaptive = y.abs() ** M * y.abs() ** (K - 1) / (y.abs() ** (K - 1) + eps) if eps > 0 else y.abs() ** M
         buffer.mul_(momentum).add_(adaptive * grad + weight_decay * y)
-        y = y - lr * buffer
+        y.sub_(lr * buffer)
         x.copy_(y.sign() * y.abs() ** K)

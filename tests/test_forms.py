@@ -134,6 +134,21 @@ def test_all_zero_and_low_precision_weights_are_refused(form):
         rewa.reparametrize(nn.Linear(3, 2, dtype=torch.bfloat16), form=form, K=3)
 
 
+def test_twice_or_shared_is_refused_and_changes_nothing():
+    model = rewa.reparametrize(nn.Linear(3, 2), form="pair", K=3)
+    for arguments in ({}, {"include": ".*original0"}):
+        with pytest.raises(
+            ValueError, match=r"no parameter to reparametrize|is parametrized already.*remove_reparametrization"
+        ):
+            rewa.reparametrize(model, **arguments)
+    assert type(rewa.remove_reparametrization(model).weight) is nn.Parameter
+    shared = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    shared[1].weight = shared[0].weight
+    with pytest.raises(ValueError, match=r"'1\.weight' and '0\.weight' are one shared weight"):
+        rewa.reparametrize(shared)
+    assert shared[1].weight is shared[0].weight
+
+
 def test_the_pair_form_moves_a_weight_from_zero():
     module = rewa.reparametrize(Weight(np.zeros((2, 2))), form="pair", K=3, M=2)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import rewa
 from rewa.sparsity import Count, count, prunable, thresholded
 
 
@@ -25,6 +26,15 @@ def test_at_the_threshold_is_zero_by_modulus():
 def test_prunable_are_the_weights():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Embedding(3, 2), nn.Linear(2, 2))
     assert list(prunable(model)) == ["0.weight", "3.weight"]
+
+
+def test_prunable_follows_rules_and_sees_through_nothing():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    assert list(prunable(rewa.param_groups(model, rules={r"0\.weight": None}))) == ["1.weight"]
+    with pytest.raises(ValueError, match="remove_reparametrization"):
+        prunable(rewa.reparametrize(model, form="pair"))
+    with pytest.raises(TypeError, match=r"prunable\(model\).values\(\)"):
+        count(model)
 
 
 def test_weights_come_back_bit_for_bit_also_after_an_error():

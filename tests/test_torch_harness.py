@@ -1,4 +1,4 @@
-"""The generic checks that torch runs on its own optimizers, run on ReWA's: those that a CPU can run.
+"""The generic checks that torch runs on its own optimizers, written anew for ReWA's: those that a CPU can run.
 
 ``OptimizerInfo`` and its relatives are torch's. All weights are away from zero, where ReWA's steps vanish by design.
 """

@@ -1,6 +1,6 @@
 """rewa: sparse models by reparameterization, weight decay and adaptive learning rates (ReWA), for PyTorch."""
 
-from rewa import presets
+from rewa import presets, reparam, sparsity
 from rewa.forms import remove_reparametrization, reparametrize
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.attach import attach, detach
@@ -17,5 +17,7 @@ __all__ = [
     "param_groups",
     "presets",
     "remove_reparametrization",
+    "reparam",
     "reparametrize",
+    "sparsity",
 ]

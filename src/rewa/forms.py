@@ -9,7 +9,8 @@ factors  :math:`y_1 y_2 \cdots y_K`          the untied product of the paper's E
 ======== =================================== =========================================================================
 
 The tied and the pair form give their parameters the gradient :math:`s\,\nabla f(x)` with the adaptive scale s, not the true
-derivative; weight decay is left to the optimizer.
+derivative; weight decay is left to the optimizer. To edit a weight, assign to it (``layer.weight = ...``): writes into
+``layer.weight`` change a computed tensor and are lost.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Tied(nn.Module):
 
 class Pair(Tied):
     r"""Parametrization :math:`x = |u|^K - |v|^K` by two parameters, each with the adaptive scale as its gradient.
+
+    In float32 a weight far below ``start`` is rounded to the grid of ``start`` when the form is made.
 
     Both parts see the gradient with opposite signs, so whichever the loss wants grows, and decay takes the other: no sign is
     lost at zero. Started from :math:`x`, the parts are :math:`(\max(x,0)+a)^{1/K}` and :math:`(\max(-x,0)+a)^{1/K}`.
@@ -199,28 +202,33 @@ def reparametrize(
         raise ValueError(f"form={form!r} has no {' and no '.join(extra)} (it takes K{', '.join(['', *allowed])})")
     kind(K=K, **given)  # refuses bad values before anything changes
     if include is None:
-        chosen = {decision.name for decision in param_groups(model).decisions if decision.reason == "weight"}
+        chosen = {decision.name for decision in param_groups(model).decisions if decision.is_sparse}
     else:
         chosen = {name for name, _ in model.named_parameters() if re.fullmatch(include, name)}
+    if nested := [name for name in chosen if ".parametrizations." in f".{name}"]:
+        raise ValueError(f"{nested[0]!r} is parametrized already: call rewa.remove_reparametrization(model) first")
     if not chosen:
         raise ValueError(f"no parameter to reparametrize ({f'include={include!r} matches none' if include else 'no weights'})")
     places = [
-        (module_name, module, name)
-        for module_name, module in model.named_modules()
+        (f"{prefix}.{name}".lstrip("."), module, name)
+        for prefix, module in model.named_modules()
         for name, _ in module.named_parameters(recurse=False)
     ]
-    places = [
-        (module_name, module, name) for module_name, module, name in places if f"{module_name}.{name}".lstrip(".") in chosen
-    ]
+    owners: dict[int, str] = {}
+    for full_name, module, name in places:
+        other = owners.setdefault(id(getattr(module, name)), full_name)
+        if other != full_name and chosen & {other, full_name}:
+            raise ValueError(f"{full_name!r} and {other!r} are one shared weight, which a parametrization cannot keep shared")
+    places = [place for place in places if place[0] in chosen]
     settings = (
         {"K": K, "M": given.get("M", 2), "eps": given.get("eps", 0.0)}
         if form != "factors"
         else {"K": K, "M": K - 1, "eps": 0.0}
     )
-    for module_name, module, name in places:
-        param, label = getattr(module, name), f"parameter {f'{module_name}.{name}'.lstrip('.')!r}"
+    for full_name, module, name in places:
+        param, label = getattr(module, name), f"parameter {full_name!r}"
         if param.dtype in LOW_PRECISION:
-            raise ValueError(f"{label} is {param.dtype}, too coarse for {form} factors: convert the model with model.float()")
+            raise ValueError(f"{label} is {param.dtype}, too coarse for the {form} form: convert the model with model.float()")
         if form != "pair":
             check_parameter(param, label, settings, "Leave it out with include=..., or use form='pair'.")
     for _, module, name in places:

@@ -44,7 +44,8 @@ class Preset:
 
         Args:
             model: The model.
-            overrides: Fields of the preset to change, and further arguments of :class:`rewa.ReWASGD` such as ``fused``.
+            overrides: Fields of the preset to change, ``rules`` for :func:`rewa.param_groups`, and further arguments of
+                :class:`rewa.ReWASGD` such as ``fused``.
 
         Example:
             >>> optimizer = CIFAR10.optimizer(nn.Linear(4, 2), lr=0.1, fused=True)
@@ -53,8 +54,9 @@ class Preset:
         """
         fields = {field.name for field in dataclasses.fields(self)}
         chosen = dataclasses.replace(self, **{key: value for key, value in overrides.items() if key in fields})
-        groups = param_groups(model, K=chosen.K, M=chosen.M, eps=chosen.eps, weight_decay=chosen.weight_decay)
         rest = {key: value for key, value in overrides.items() if key not in fields}
+        rules = rest.pop("rules", None)
+        groups = param_groups(model, K=chosen.K, M=chosen.M, eps=chosen.eps, weight_decay=chosen.weight_decay, rules=rules)
         return ReWASGD(groups, chosen.lr, momentum=chosen.momentum, decoupled=chosen.decoupled, **rest)
 
 

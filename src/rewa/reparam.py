@@ -7,6 +7,7 @@ compile; integer powers are products, because ``pow`` costs ten times as much.
 from __future__ import annotations
 
 import math
+import numbers
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ def check_exponents(K: float, M: float, eps: float) -> None:
         ("M", M, 0, "the adaptivity exponent of |y|^M"),
         ("eps", eps, 0, "the stabilizer beside |y|^(K-1)"),
     ):
-        if not (isinstance(value, (int, float)) and low <= value < math.inf):
+        if not (isinstance(value, numbers.Real) and low <= value < math.inf):
             raise ValueError(f"Invalid {name} value: {value!r} (allowed: a finite number >= {low}, {meaning})")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rewa.optim.groups import param_groups
+from rewa.optim.groups import ParamGroups, param_groups
 
 __all__ = ["Count", "count", "prunable", "thresholded"]
 
@@ -31,15 +31,24 @@ class Count:
         return Count(self.total + other.total, self.nonzero + other.nonzero)
 
 
-def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that :func:`rewa.param_groups` makes sparse by default, by name.
+def prunable(model: nn.Module | ParamGroups) -> dict[str, Tensor]:
+    """The weights that can become sparse, by name.
+
+    Args:
+        model: A model, for the weights that :func:`rewa.param_groups` makes sparse by default; or what it returned for the
+            model with your own rules.
+
+    Raises:
+        ValueError: If weights are parametrized: there is no tensor to count or cut until the parametrization is removed.
 
     Example:
         >>> list(prunable(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))))
         ['0.weight']
     """
-    names = {decision.name for decision in param_groups(model).decisions if decision.is_sparse}
-    return {name: param for name, param in model.named_parameters() if name in names}
+    decisions = (model if isinstance(model, ParamGroups) else param_groups(model)).decisions
+    if hidden := [decision.name for decision in decisions if ".parametrizations." in f".{decision.name}"]:
+        raise ValueError(f"{hidden[0]!r} stands behind a parametrization: call rewa.remove_reparametrization on a copy first")
+    return {decision.name: decision.param for decision in decisions if decision.is_sparse}
 
 
 def count(tensors: Iterable[Tensor], threshold: float = 0.0) -> Count:
@@ -53,6 +62,8 @@ def count(tensors: Iterable[Tensor], threshold: float = 0.0) -> Count:
         >>> count([torch.tensor([0.0, -0.1, 2.0])], threshold=0.1)
         Count(total=3, nonzero=1)
     """
+    if isinstance(tensors, nn.Module):
+        raise TypeError("count needs tensors: pass rewa.sparsity.prunable(model).values(), or model.parameters()")
     if not threshold >= 0:
         raise ValueError(f"Invalid threshold: {threshold} (allowed: a number >= 0)")
     tensors = [tensor.detach() for tensor in tensors]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from rewa.experiments import digits
 from rewa.sparsity import Count, count, prunable
@@ -20,6 +21,10 @@ def test_splits_are_disjoint_and_in_proportion():
     data = digits.load()
     sizes = [len(labels) for _, labels in (data.train, data.validation, data.test)]
     assert sizes == [1077, 360, 360]
+    # Every picture lands in one split: together they are the data, picture by picture.
+    together = torch.cat([images.flatten(1) for images, _ in (data.train, data.validation, data.test)])
+    every = torch.tensor(load_digits().data / 8 - 1, dtype=together.dtype)
+    assert torch.equal(torch.tensor(sorted(together.tolist())), torch.tensor(sorted(every.tolist())))
     for _, labels in (data.train, data.validation, data.test):
         shares = labels.bincount() / len(labels)
         assert (shares - 0.1).abs().max() < 0.01

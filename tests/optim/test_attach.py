@@ -92,6 +92,28 @@ def test_state_dict_and_detach():
     assert torch.equal(param, plain)
     with pytest.raises(ValueError, match="not attached to this SGD"):
         rewa.detach(optimizer)
+    with pytest.raises(ValueError, match=r"no rewa_K, rewa_M, rewa_eps in parameter group 0.*then attach"):
+        fresh.load_state_dict(optimizer.state_dict())
+    assert fresh.param_groups[0]["rewa_K"] == 3
+    torch.optim.lr_scheduler.StepLR(fresh, 1)
+    with pytest.raises(ValueError, match="wrapped, by a scheduler"):
+        rewa.detach(fresh)
+    fresh.step()
+
+
+def test_other_arguments_of_the_base_step_pass_through():
+    class Scaled(torch.optim.SGD):
+        def step(self, closure=None, *, factor=1.0):
+            self.param_groups[0]["lr"] = factor
+            return super().step(closure)
+
+    param = nn.Parameter(torch.full((2,), 0.5))
+    optimizer = rewa.attach(Scaled([param], lr=1.0), K=3)
+    param.grad = torch.ones(2)
+    optimizer.step(factor=0.0)
+    assert torch.equal(param, torch.full((2,), 0.5))
+    optimizer.step(factor=0.1)
+    assert (param < 0.5).all()
 
 
 def test_schedulers_and_hooks_see_the_weights():
@@ -157,7 +179,7 @@ def test_misuse_is_explained_and_changes_nothing():
         rewa.attach(torch.optim.SGD([{"params": [param], "K": 3}]))
     with pytest.raises(ValueError, match="is a ReWA optimizer already"):
         rewa.attach(rewa.ReWASGD([param]))
-    with pytest.raises(ValueError, match="already attached to this ReWASGD"):
+    with pytest.raises(ValueError, match="already attached to this AttachedSGD"):
         rewa.attach(rewa.attach(optimizer))
     scheduled = torch.optim.SGD([param])
     torch.optim.lr_scheduler.ConstantLR(scheduled)

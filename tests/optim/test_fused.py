@@ -100,16 +100,47 @@ def test_low_precision_needs_its_float32_copy():
 
 
 def test_a_replaced_weight_is_not_stepped_with_the_old_state():
-    """Another dtype or shape through .data: an error or the loop, never memory that is not ours."""
-    param = nn.Parameter(torch.ones(100, dtype=torch.float32))
-    optimizer = rewa.ReWASGD([param], lr=0.1, momentum=0.9, fused=True)
+    """Another dtype or length through .data: the loop or an error, never memory that is not ours."""
+    for data in (torch.ones(100, dtype=torch.float64), torch.ones(100, dtype=torch.bfloat16)):
+        param = nn.Parameter(torch.ones(100, dtype=torch.float32))
+        optimizer = rewa.ReWASGD([param], lr=0.1, momentum=0.9, fused=True)
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        param.grad = None
+        param.data = data
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        assert (param.detach() < 1).all()
+    param.grad = None
+    param.data = torch.ones(200, dtype=torch.bfloat16)
     param.grad = torch.ones_like(param)
-    optimizer.step()
-    row = {"x": param.detach(), "grad": param.grad, "buffer": optimizer.state[param]["momentum_buffer"]}
-    assert fused._fits(row)
-    assert not fused._fits({**row, "x": torch.ones(100, dtype=torch.float64), "grad": torch.ones(100, dtype=torch.float64)})
-    assert not fused._fits({**row, "x": torch.ones(200, dtype=torch.float32), "grad": torch.ones(200, dtype=torch.float32)})
-    assert not fused._fits({**row, "grad": torch.ones(100, dtype=torch.bfloat16)})
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        optimizer.step()
+
+
+def test_gradients_whose_memory_is_not_their_value():
+    """A negative view and a tensor subclass must not be read through their address."""
+    results = []
+    for kernel in (True, False):
+        param = nn.Parameter(torch.ones(3))
+        param.grad = torch._neg_view(torch.ones(3))
+        rewa.ReWASGD([param], lr=0.1, fused=kernel).step()
+        results.append(param.detach())
+    torch.testing.assert_close(*results)
+    assert (results[0] > 1).all()
+
+    class Wrapped(torch.Tensor):
+        pass
+
+    row = {"x": torch.ones(3), "grad": torch.ones(3).as_subclass(Wrapped)}
+    assert not fused._fits(row)
+    assert not fused._fits({"x": torch.ones(3).to(torch.float8_e4m3fn), "grad": torch.ones(3).to(torch.float8_e4m3fn)})
+
+
+def test_a_compiler_with_arguments(no_kernels, monkeypatch):
+    monkeypatch.setenv("CXX", "g++ -Wall")
+    step_once()
+    assert list(no_kernels.glob("*.so"))
 
 
 def test_a_second_backward_after_the_step_is_refused():

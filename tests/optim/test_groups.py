@@ -7,6 +7,15 @@ from torch import nn
 import rewa
 
 
+class Thick(nn.Module):
+    """Norms and biases of two and more dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm((4, 6))
+        self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -29,6 +38,11 @@ def test_default_policy():
     ]  # fmt: skip
 
 
+def test_norms_and_biases_are_plain_whatever_their_dimensions():
+    assert names(rewa.param_groups(Thick()), K=9) == ["attention.in_proj_weight", "attention.out_proj.weight"]
+    rewa.ReWASGD(rewa.param_groups(Thick()))
+
+
 def test_tied_embedding_counts_once_and_stays_plain():
     net = Net()
     net.head.weight = net.tokens.weight
@@ -37,11 +51,35 @@ def test_tied_embedding_counts_once_and_stays_plain():
 
 
 def test_rules_first_match_wins_and_None_is_plain():
-    rules = {r"attention\.in.*weight": {"K": 3, "eps": 1e-3, "lr": 0.5}, r"attention\..*weight": None, "norm.weight": {"M": 1}}
+    rules = {
+        r"attention\.in.*weight": {"K": 3, "eps": 1e-3, "lr": 0.5},
+        r"attention\..*weight": None,
+        "norm.weight": {"sparse": True, "M": 1},
+    }
     groups = rewa.param_groups(Net(), weight_decay=0.1, rules=rules)
     assert names(groups, K=3, M=2, eps=1e-3, lr=0.5, weight_decay=0.1) == ["attention.in_proj_weight"]
     assert "attention.out_proj.weight" in names(groups, K=1)
     assert names(groups, K=9, M=1) == ["norm.weight"]
+
+
+def test_a_rule_for_a_whole_layer_leaves_its_norms_and_biases_plain():
+    rules = {r"attention\..*": {"K": 3, "weight_decay": 0.5, "lr": 0.01}, "head.*": {"sparse": False, "lr": 0.02}}
+    groups = rewa.param_groups(Net(), rules=rules)
+    assert names(groups, K=3, weight_decay=0.5, lr=0.01) == ["attention.in_proj_weight", "attention.out_proj.weight"]
+    plain = names([group for group in groups if group.get("lr") == 0.01], K=1, weight_decay=0.0)
+    assert plain == ["attention.in_proj_bias", "attention.out_proj.bias"]
+    assert names([group for group in groups if group.get("lr") == 0.02], K=1) == ["head.weight"]
+
+
+def test_parameters_of_a_parametrization_stay_plain():
+    layer = rewa.reparametrize(nn.Linear(3, 2), form="pair")
+    assert names(rewa.param_groups(layer), K=9) == []
+    assert "already parametrized" in str(rewa.param_groups(layer))
+
+
+def test_the_model_itself_is_wanted():
+    with pytest.raises(TypeError, match=r"param_groups needs the model itself.*generator"):
+        rewa.param_groups(Net().parameters())
 
 
 def test_the_groups_drive_the_optimizers():
@@ -63,7 +101,9 @@ def test_frozen_parameters_are_listed_and_left_out():
 
 
 def test_table_counts_and_reasons():
-    table = str(rewa.param_groups(nn.Sequential(nn.Linear(3, 2), nn.Embedding(4, 2)), rules={"0.bias": {"K": 3}}))
+    table = str(
+        rewa.param_groups(nn.Sequential(nn.Linear(3, 2), nn.Embedding(4, 2)), rules={"0.bias": {"sparse": True, "K": 3}})
+    )
     assert table.splitlines()[0].split() == ["parameter", "shape", "count", "setting", "why"]
     assert "rule '0.bias'" in table
     assert "embedding" in table
@@ -79,7 +119,12 @@ def test_table_counts_and_reasons():
         ({"rules": {"head": None}}, "rule 'head' matches no parameter's whole name .*head.weight"),
         ({"rules": {"head.weight": {"weight_deacy": 1}}}, "did you mean 'weight_decay'"),
         ({"rules": {"head.weight": {"K": 0.2}}}, "Invalid K value: 0.2"),
+        ({"rules": {"head.weight": {"k": 3}}}, "did you mean 'K'"),
+        ({"rules": {"head.weight": 3}}, "is 3; allowed is a dictionary of settings, or None"),
         ({"rules": {"(": None}}, "not a regular expression"),
+        ({"rules": {"head.weight": {"weight_decay": -1}}}, "Invalid weight_decay value: -1"),
+        ({"rules": {"head.weight": {"lr": float("nan")}}}, "Invalid learning rate: nan"),
+        ({"rules": {"head.weight": {"betas": (0.9,)}}}, "Invalid betas"),
     ],
 )
 def test_bad_values_are_named(bad, message):

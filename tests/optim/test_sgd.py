@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import reference
 import rewa
@@ -120,20 +122,43 @@ def test_converges_to_a_stationary_point_of_the_penalized_loss(K, M, eps, implem
     assert (x[3:].abs() < 1e-3).all()  # what they do not is gone
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_decay_without_gradient_is_monotone_and_exact(implementation):
-    for K, lr, lam, momentum in itertools.product((1, 3, 9), (0.1,), (0.0, 0.5), (0.0,)):
+@pytest.mark.parametrize("implementation", ["loop", "foreach"])
+@given(
+    x=st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=5),
+    K=st.one_of(st.integers(1, 13), st.floats(1, 13)),
+    M=st.floats(0.0, 6.0),
+    shrink=st.floats(0.0, 0.5),
+    momentum=st.sampled_from([0.0, 0.5]),
+    decoupled=st.booleans(),
+)
+@settings(deadline=None, max_examples=50)
+def test_decay_without_gradient_is_monotone(implementation, x, K, M, shrink, momentum, decoupled):
+    """Without a gradient |x| never grows (no momentum), never changes sign then, and shrinks by (1 - lr lambda)^K a step."""
+    start = torch.tensor(x) * torch.tensor([(-1.0) ** i for i in range(len(x))])
+    param = torch.nn.Parameter(start.clone())
+    setting = {"K": K, "M": M, "weight_decay": shrink / 0.1, "momentum": momentum, "decoupled": decoupled}
+    optimizer = rewa.ReWASGD([param], lr=0.1, **setting, **IMPLEMENTATIONS[implementation])
+    previous = start.abs()
+    for _ in range(5):
+        param.grad = torch.zeros(len(x))
+        optimizer.step()
+        if momentum == 0 or decoupled:
+            assert (param.detach().abs() <= previous).all()
+            assert (param.detach() * start >= 0).all()
+        previous = param.detach().abs()
+    if momentum == 0 or decoupled:
+        torch.testing.assert_close(param.detach(), start * (1 - shrink) ** (5 * K), rtol=1e-10, atol=0)
+
+
+def test_fused_decay_without_gradient_is_exact():
+    for K, lam in itertools.product((1, 3, 9, 2.5), (0.0, 0.5)):
         param = torch.nn.Parameter(torch.tensor([0.5, -0.1, 1e-3]))
         start = param.detach().clone()
-        setting = {"K": K, "M": 2, "weight_decay": lam, "momentum": momentum, **IMPLEMENTATIONS[implementation]}
-        optimizer = rewa.ReWASGD([param], lr=lr, **setting)
-        previous = start.abs()
+        optimizer = rewa.ReWASGD([param], lr=0.1, K=K, M=2, weight_decay=lam, fused=True)
         for _ in range(20):
             param.grad = torch.zeros(3)
             optimizer.step()
-            assert (param.abs() <= previous).all()
-            previous = param.detach().abs()
-        torch.testing.assert_close(param.detach(), start * (1 - lr * lam) ** (20 * K), rtol=1e-12, atol=0)
+        torch.testing.assert_close(param.detach(), start * (1 - 0.1 * lam) ** (20 * K), rtol=1e-12, atol=0)
 
 
 def test_coupled_decay_is_harder_by_the_momentum():

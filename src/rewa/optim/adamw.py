@@ -135,7 +135,7 @@ class ReWAAdamW(ReWAOptimizer):
         columns = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
         if group["amsgrad"]:
             columns["max_exp_avg_sq"] = max_exp_avg_sqs
-        for param in self._usable(group):
+        for param in (param for param in group["params"] if param.grad is not None):
             state = self._new_state(param, group, *columns)
             if "step" not in state:
                 state["step"] = self._step_tensor(group, param)
@@ -178,7 +178,7 @@ class ReWAAdamW(ReWAOptimizer):
         return loss
 
 
-def _torch_adamw(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
+def _torch_adamw(group: dict[str, Any], columns: Columns) -> None:
     beta1, beta2 = group["betas"]
     adamw(
         columns["x"],

@@ -47,6 +47,8 @@ def attach(optimizer: AnyOptimizer, *, K: float = 9, M: float = 2, eps: float = 
         The same optimizer. :func:`detach` undoes it.
 
     Note:
+        Optimizers that also change weights outside ``step`` (Lookahead, schedule-free ones) are not for this.
+
         Optimizers that rescale each coordinate (Adam, RMSprop) cancel a constant scale: there M acts only through its
         change over time. :class:`rewa.ReWASGD` and :class:`rewa.ReWAAdamW` are faster than attaching to SGD and AdamW.
 
@@ -90,6 +92,10 @@ def detach(optimizer: AnyOptimizer) -> AnyOptimizer:
     """
     if not isinstance(optimizer, _Attached):
         raise ValueError(f"ReWA is not attached to this {type(optimizer).__name__}")
+    if "step" in vars(optimizer):
+        raise ValueError(
+            "this optimizer's step is wrapped, by a scheduler perhaps: detach before that, or make a new optimizer"
+        )
     for settings in (optimizer.defaults, *optimizer.param_groups):
         for key in ("rewa_K", "rewa_M", "rewa_eps"):
             settings.pop(key, None)
@@ -128,12 +134,23 @@ class _Attached(Optimizer):
             del self.param_groups[-1]
             raise
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for index, group in enumerate(state_dict["param_groups"]):
+            if missing := [key for key in ("rewa_K", "rewa_M", "rewa_eps") if key not in group]:
+                raise ValueError(
+                    f"the state has no {', '.join(missing)} in parameter group {index}: it was saved without rewa.attach. "
+                    "Load it into the plain optimizer, then attach."
+                )
+            check_exponents(**_settings(group))
+        super().load_state_dict(state_dict)
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Perform a single optimization step of y.
 
         Args:
             closure: Reevaluates the model and returns the loss; the base optimizer may call it any number of times.
+            kwargs: Whatever else the base optimizer's step takes.
         """
         swap = _Swap(self)
 
@@ -149,9 +166,9 @@ class _Attached(Optimizer):
         base = base.__wrapped__ if getattr(base, "hooked", False) else base
         try:
             if closure is not None:
-                return base(self, on_x)
+                return base(self, on_x, **kwargs)
             swap.enter()
-            return base(self)
+            return base(self, **kwargs)
         finally:
             swap.leave()
 
@@ -199,7 +216,7 @@ def _base(optimizer: Optimizer) -> Any:
 def _attached_class(base: Any) -> type[Optimizer]:
     step: Any = Optimizer.profile_hook_step(_Attached.step)
     step.hooked = True  # torch's mark for a step that runs the hooks
-    return type(f"ReWA{base.__name__}", (_Attached, base), {"__module__": __name__, "step": step})
+    return type(f"Attached{base.__name__}", (_Attached, base), {"__module__": __name__, "step": step})
 
 
 def _rebuild(base: Any) -> Optimizer:

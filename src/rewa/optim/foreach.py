@@ -1,7 +1,7 @@
 """The formulas of :mod:`rewa.reparam` on lists of tensors, a handful of kernels for a whole model.
 
 torch has no foreach ``where`` or ``copysign``: a choice between two lists is a ``lerp`` with weight 0 or 1, both exact but for
-the sign of a zero.
+the sign of a zero and beside an infinite number.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ def adaptive_scale(y: TensorList, K: float, M: float, eps: float) -> TensorList:
     if eps == 0:
         return scale
     derivative = power(a, K - 1)
-    torch._foreach_mul_(scale, derivative)
-    torch._foreach_add_(derivative, eps)
-    torch._foreach_div_(scale, derivative)
+    share = list(torch._foreach_div(derivative, torch._foreach_add(derivative, eps)))
+    torch._foreach_mul_(scale, share)
     return scale
 
 

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -74,11 +75,18 @@ def one_layout(tensors: list[Tensor]) -> bool:
 
 
 def _fits(row: dict[str, Tensor]) -> bool:
-    """Whether the kernel may work on a weight, its gradient and its state: it trusts their dtypes and layouts."""
+    """Whether the kernel may work on a weight, its gradient and its state: it trusts addresses, dtypes and layouts."""
     dtype = row["x"].dtype
+    if dtype not in STORAGE:
+        return False
     low = STORAGE[dtype][1] != 0
-    dtypes = {name: dtype if name in ("x", "grad") or not low else torch.float32 for name in row}
-    return ("y" in row) == low and one_layout(list(row.values())) and all(t.dtype == dtypes[n] for n, t in row.items())
+    for name, tensor in row.items():
+        expected = dtype if name in ("x", "grad") or not low else torch.float32
+        # A subclass may hold its numbers elsewhere, and a negative view holds them with the other sign.
+        plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided and not tensor.is_neg()
+        if not plain or tensor.device.type != "cpu" or tensor.dtype != expected:
+            return False
+    return ("y" in row) == low and one_layout(list(row.values()))
 
 
 def _macros(group: dict[str, Any], dtype: torch.dtype) -> tuple[str, ...]:
@@ -169,8 +177,8 @@ def _warn_once(reason: str) -> None:
 
 def _build(macros: tuple[str, ...]) -> Path:
     """Compile kernel.cpp with these macros unless that was done before; return the library's path."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX", "")) or list(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))[:1]
+    if not compiler:
         raise FileNotFoundError("no C++ compiler was found.")
     flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-march=native"]
     if platform.machine() in ("x86_64", "AMD64"):
@@ -183,7 +191,7 @@ def _build(macros: tuple[str, ...]) -> Path:
     for extras in (["-fopenmp", "-DVECTOR_POW", "-lmvec"], ["-fopenmp"], []):
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             output = Path(scratch, "step.so")
-            command = [compiler, *flags, *macros, str(SOURCE), "-o", str(output), *extras]
+            command = [*compiler, *flags, *macros, str(SOURCE), "-o", str(output), *extras]
             try:
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
                 ctypes.CDLL(str(output))

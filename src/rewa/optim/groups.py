@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rewa.optim.optimizer import check_nonnegative
+from rewa.optim.optimizer import check_nonnegative, check_settings
 from rewa.reparam import check_exponents
 
 __all__ = ["Decision", "ParamGroups", "param_groups"]
 
-RULE_KEYS = ("K", "M", "eps", "weight_decay", "lr", "momentum", "betas")
+RULE_KEYS = ("sparse", "K", "M", "eps", "weight_decay", "lr", "momentum", "betas")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,10 @@ def param_groups(
     r"""Parameter groups that make the weights of a model sparse and train the rest with the plain base optimizer.
 
     Sparse are tensors of two or more dimensions (linear and convolution weights). Plain, that is ``K=1, M=0, eps=0``, are
-    biases and norms, many of which start at zero and would stay there, and embeddings. Frozen parameters are left out.
+    biases and norms, many of which start at zero and would stay there, and embeddings (by layer, or by ``embed`` or
+    ``token`` in the parameter's own name). Frozen parameters are left out.
+
+    What a group sets wins over the optimizer's arguments: give ``K``, ``M``, ``eps`` and ``weight_decay`` here.
 
     Args:
         model: The model.
@@ -83,7 +86,8 @@ def param_groups(
         plain_weight_decay: Decay of all other parameters.
         rules: Exceptions, ``{regular expression: settings}``. The expression must match the parameter's whole name; of
             several that match, the first counts. The settings are any of ``K, M, eps, weight_decay, lr, momentum, betas``,
-            the rest as for the sparse weights; ``None`` makes the parameter plain.
+            the rest as for the sparse weights; ``None`` makes the parameter plain. A tensor that is plain by default stays
+            plain and takes only ``lr, momentum, betas``, unless the settings hold ``"sparse": True``.
         prefix: Put before the keys ``K``, ``M`` and ``eps``. :func:`rewa.attach` reads them with the prefix ``"rewa_"``,
             since ``eps`` means something else to most optimizers.
 
@@ -106,6 +110,8 @@ def param_groups(
         3.bias     10       10     K=1 M=0 eps=0 weight_decay=0          fewer than 2 dimensions
         sparse: 296 of 330 parameters (89.7%)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"param_groups needs the model itself, to know its layers, not {type(model).__name__}")
     check_exponents(K, M, eps)
     check_nonnegative("weight_decay value", weight_decay)
     check_nonnegative("plain_weight_decay value", plain_weight_decay)
@@ -114,25 +120,33 @@ def param_groups(
         _check_rule(pattern, settings)
     sparse = {"K": K, "M": M, "eps": eps, "weight_decay": weight_decay}
     plain = {"K": 1, "M": 0, "eps": 0.0, "weight_decay": plain_weight_decay}
-    embeddings = {
-        id(param)
-        for module in model.modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-        for param in module.parameters(recurse=False)
-    }
+    norms = _parameters_of(model, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+    embeddings = _parameters_of(model, nn.Embedding, nn.EmbeddingBag)
+
+    def reason_to_stay_plain(name: str, param: Tensor) -> str | None:
+        own_name = name.rpartition(".")[2]
+        if param.dim() < 2:
+            return "fewer than 2 dimensions"
+        if id(param) in norms:
+            return "norm"
+        if "bias" in own_name:
+            return "bias"
+        if id(param) in embeddings or "embed" in own_name or "token" in own_name:
+            return "embedding"
+        return "already parametrized" if ".parametrizations." in f".{name}" else None
 
     def decide(name: str, param: Tensor) -> tuple[dict[str, Any] | None, str]:
-        pattern = next((pattern for pattern in rules if re.fullmatch(pattern, name)), None)
         if not param.requires_grad:
             return None, "frozen"
-        if pattern is not None:
-            chosen = rules[pattern]
-            return plain if chosen is None else {**sparse, **chosen}, f"rule {pattern!r}"
-        if param.dim() < 2:
-            return plain, "fewer than 2 dimensions"
-        if id(param) in embeddings or re.search("embed|token", name.rpartition(".")[2]):
-            return plain, "embedding"
-        return sparse, "weight"
+        reason = reason_to_stay_plain(name, param)
+        pattern = next((pattern for pattern in rules if re.fullmatch(pattern, name)), None)
+        if pattern is None:
+            return (plain, reason) if reason else (sparse, "weight")
+        chosen = dict(rules[pattern] or {"sparse": False})
+        if chosen.pop("sparse", reason is None):
+            return {**sparse, **chosen}, f"rule {pattern!r}"
+        also = {key: value for key, value in chosen.items() if key in ("lr", "momentum", "betas")}
+        return {**plain, **also}, f"{reason}, rule {pattern!r}" if reason else f"rule {pattern!r}"
 
     decisions = []
     for name, param in model.named_parameters():
@@ -151,17 +165,28 @@ def param_groups(
     return ParamGroups(groups.values(), decisions)
 
 
+def _parameters_of(model: nn.Module, *kinds: type[nn.Module]) -> set[int]:
+    """Identities of the parameters that belong to layers of these kinds."""
+    modules = [module for module in model.modules() if isinstance(module, kinds)]
+    return {id(param) for module in modules for param in module.parameters(recurse=False)}
+
+
 def _check_rule(pattern: str, settings: Mapping[str, Any] | None) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(f"rule {pattern!r} is not a regular expression: {error}") from None
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ValueError(f"rule {pattern!r} is {settings!r}; allowed is a dictionary of settings, or None for plain")
     for key in settings or {}:
         if key not in RULE_KEYS:
-            nearest = difflib.get_close_matches(key, RULE_KEYS, 1)
-            hint = f", did you mean {nearest[0]!r}?" if nearest else ""
+            lowered = {known.lower(): known for known in RULE_KEYS}
+            nearest = difflib.get_close_matches(key.lower(), lowered, 1)
+            hint = f", did you mean {lowered[nearest[0]]!r}?" if nearest else ""
             raise ValueError(f"rule {pattern!r} sets {key!r}; allowed are {', '.join(RULE_KEYS)}{hint}")
-    check_exponents(**{"K": 1, "M": 0, "eps": 0, **{k: v for k, v in (settings or {}).items() if k in ("K", "M", "eps")}})
+    values = {"K": 1, "M": 0, "eps": 0, "lr": 0, "weight_decay": 0, **(settings or {})}
+    values.pop("sparse", None)
+    check_settings(values)
 
 
 def _check_all_used(rules: Mapping[str, Any], names: list[str]) -> None:

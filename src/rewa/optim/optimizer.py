@@ -44,6 +44,8 @@ def check_settings(group: dict[str, Any]) -> None:
         check_nonnegative(f"{key} value", group.get(key, 0.0))
     if group.get("nesterov") and group["momentum"] == 0:
         raise ValueError("Nesterov momentum requires a momentum")
+    if len(group.get("betas", (0, 0))) != 2:
+        raise ValueError(f"Invalid betas: {group['betas']} (allowed: two numbers)")
     for index, beta in enumerate(group.get("betas", ())):
         if not 0.0 <= beta < 1.0:
             raise ValueError(f"Invalid beta parameter at index {index}: {beta} (allowed: 0 <= beta < 1)")
@@ -53,6 +55,11 @@ def check_settings(group: dict[str, Any]) -> None:
 def is_identity(group: dict[str, Any]) -> bool:
     """Whether the group's setting is torch's own optimizer: x = y, a scale of one, and no decay that torch does not have."""
     return bool(group["K"] == 1 and group["M"] == 0 and group["eps"] == 0 and not group.get("decoupled", False))
+
+
+def keeps_y(param: Tensor, group: dict[str, Any]) -> bool:
+    """Whether the parameter is too coarse to hold what y needs, so that y is kept beside it in float32."""
+    return param.dtype in LOW_PRECISION and not is_identity(group)
 
 
 def check_parameter(param: Tensor, label: str, group: dict[str, Any], remedy: str) -> None:
@@ -65,8 +72,8 @@ def check_parameter(param: Tensor, label: str, group: dict[str, Any], remedy: st
     absorbing = group["M"] > 0 or (group["eps"] > 0 and group["K"] > 1)
     if absorbing and param.device.type != "meta" and param.numel() and not bool(full(param.detach().any())):
         raise ValueError(
-            f"{label} is all zero, and with K={group['K']}, M={group['M']}, eps={group['eps']} a weight at exactly 0 "
-            f"never moves. {remedy}"
+            f"{label} is all zero, and with K={group['K']}, M={group['M']}, eps={group['eps']} no gradient moves a weight "
+            f"from exactly 0. {remedy}"
         )
 
 
@@ -130,6 +137,8 @@ class ReWAOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
+            if prefixed := [key for key in group if key.startswith("rewa_")]:
+                raise ValueError(f"the group sets {', '.join(prefixed)}, which rewa.attach reads: make it without prefix=")
             check_settings(group)
             for label, param in labels(group, len(self.param_groups) - 1):
                 check_parameter(param, label, group, REMEDY)
@@ -144,21 +153,22 @@ class ReWAOptimizer(Optimizer):
         loaded: list[dict[str, Any]] = []
 
         def check(optimizer: Optimizer, incoming: dict[str, Any]) -> None:
+            own = [key for key in ("K", "M", "eps", "momentum", "decoupled", "betas", "adam_eps") if key in self.defaults]
             for index, group in enumerate(incoming["param_groups"]):
-                if missing := [key for key in ("K", "M", "eps") if key not in group]:
+                if missing := [key for key in own if key not in group]:
                     raise ValueError(
                         f"the state has no {', '.join(missing)} in parameter group {index}: it was not saved by "
                         f"{type(self).__name__}. Start with a fresh optimizer; the model's weights are all it needs."
                     )
+                check_settings(group)
             loaded.append(incoming)
 
         def restore(optimizer: Optimizer) -> None:
-            ids = [param_id for group in loaded[0]["param_groups"] for param_id in group["params"]]
-            params = [param for group in self.param_groups for param in group["params"]]
-            for param_id, param in zip(ids, params, strict=True):
-                for key, value in loaded[0]["state"].get(param_id, {}).items():
-                    if param.dtype in LOW_PRECISION and isinstance(value, Tensor) and key != "step":
-                        self.state[param][key] = value.to(param.device)
+            for saved, group in zip(loaded[0]["param_groups"], self.param_groups, strict=True):
+                for param_id, param in zip(saved["params"], group["params"], strict=True):
+                    for key, value in loaded[0]["state"].get(param_id, {}).items():
+                        if keeps_y(param, group) and isinstance(value, Tensor) and key != "step":
+                            self.state[param][key] = value.to(param.device, torch.float32)
 
         handles = (
             self.register_load_state_dict_pre_hook(check),
@@ -172,9 +182,11 @@ class ReWAOptimizer(Optimizer):
 
     def _new_state(self, param: Tensor, group: dict[str, Any], *names: str) -> dict[str, Any]:
         """The parameter's state, with zeros under each name that is not there yet and y for low precision."""
-        low = param.dtype in LOW_PRECISION and not is_identity(group)
+        low = keeps_y(param, group)
         state: dict[str, Any] = self.state[param]
         dtype = torch.float32 if low else param.dtype
+        if not low:
+            state.pop("y", None)  # the model has been cast since
         for name in names:
             if state.get(name) is None:
                 state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
@@ -182,9 +194,9 @@ class ReWAOptimizer(Optimizer):
             state["y"] = to_y(param.detach().to(dtype), group["K"])
         return state
 
-    def _usable(self, group: dict[str, Any]) -> Iterable[Tensor]:
-        """The group's parameters that have a gradient, each checked for this group's implementation."""
-        for param in group["params"]:
+    def _check_gradients(self) -> None:
+        """Refuse what no group can step, before any group has moved."""
+        for group, param in [(g, p) for g in self.param_groups for p in g["params"]]:
             if param.grad is None:
                 continue
             if param.grad.is_sparse:
@@ -194,7 +206,6 @@ class ReWAOptimizer(Optimizer):
                     "`fused=True` requires all the params to be floating point Tensors of supported devices: ['cpu'], "
                     f"got {param.dtype} on {param.device.type}. Elsewhere use foreach=True or torch.compile(opt.step)."
                 )
-            yield param
 
     def _begin(self, closure: Callable[[], Any] | None) -> tuple[Any, float, bool]:
         """What every step starts with: the loss, the factor that undoes GradScaler's scaling, and whether it found an overflow.
@@ -208,6 +219,8 @@ class ReWAOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if not torch.compiler.is_compiling():
+            self._check_gradients()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         return loss, 1.0 if scale is None else 1.0 / scale.item(), found_inf is not None and bool(found_inf.item())
 
@@ -217,7 +230,7 @@ def update(
     columns: Columns,
     grad_factor: float,
     *,
-    base: Implementation | None,
+    base: Callable[[dict[str, Any], Columns], None] | None,
     single_tensor: Implementation,
     multi_tensor: Implementation,
 ) -> None:
@@ -233,8 +246,8 @@ def update(
             columns["grad"] = [grad * grad_factor for grad in columns["grad"]]
         # torch's own fused CPU kernels take the memory in order, whatever the strides say.
         rows = zip(*(column for name, column in columns.items() if name not in ("y", "step")), strict=True)
-        fused = bool(fused) and (columns["x"][0].device.type != "cpu" or all(one_layout(list(row)) for row in rows))
-        base({**group, "foreach": bool(foreach), "fused": fused}, columns, 1.0)
+        fused = bool(fused) and all(one_layout(list(row)) for row in rows)
+        base({**group, "foreach": bool(foreach), "fused": fused}, columns)
         return
     if "step" in columns:
         torch._foreach_add_(columns["step"], 1)
@@ -272,7 +285,10 @@ def learning_rate(group: dict[str, Any]) -> float | Tensor:
     return lr.squeeze() if isinstance(lr, Tensor) else lr
 
 
-REMEDY = "Put it in a group with K=1, M=0, as rewa.param_groups(model) does for biases and norms, or leave it out."
+REMEDY = (
+    "Put it in a group with K=1, M=0, as rewa.param_groups(model) does for biases and norms (and for any other tensor with "
+    "rules={'its name': None}), or leave it out."
+)
 
 
 def labels(group: dict[str, Any], index: int) -> Iterable[tuple[str, Tensor]]:

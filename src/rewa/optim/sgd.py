@@ -16,6 +16,7 @@ from rewa.optim.optimizer import (
     Columns,
     ReWAOptimizer,
     is_identity,
+    keeps_y,
     learning_rate,
     read_y,
     update,
@@ -116,10 +117,8 @@ class ReWASGD(ReWAOptimizer):
     ) -> bool:
         names = ["momentum_buffer"] if group["momentum"] != 0 else []
         # Without momentum there is no state, unless some weight keeps its y: distributed checkpoints want all entries then.
-        stateful = bool(names) or any(
-            param.dtype in LOW_PRECISION for other in self.param_groups if not is_identity(other) for param in other["params"]
-        )
-        for param in self._usable(group):
+        stateful = bool(names) or any(keeps_y(param, other) for other in self.param_groups for param in other["params"])
+        for param in (param for param in group["params"] if param.grad is not None):
             state = self._new_state(param, group, *names) if stateful else {}
             params.append(param)
             grads.append(param.grad)
@@ -153,7 +152,7 @@ class ReWASGD(ReWAOptimizer):
         return loss
 
 
-def _torch_sgd(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
+def _torch_sgd(group: dict[str, Any], columns: Columns) -> None:
     # In low precision torch's fused CPU kernel leaves most elements where they were (pytorch issue 191763).
     low = any(x.dtype in LOW_PRECISION and x.device.type == "cpu" for x in columns["x"])
     sgd(
