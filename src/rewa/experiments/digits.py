@@ -39,9 +39,9 @@ class Config:
     lr: float = 0.1
     momentum: float = 0.9
     # Strengths, a geometric grid for each: weight decay of x, l1 penalty, weight decay of y.
-    dense: tuple[float, ...] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-    l1: tuple[float, ...] = (2e-2, 5e-2, 1.2e-1, 3e-1, 7e-1)
-    rewa: tuple[float, ...] = (4e-3, 6e-3, 9e-3, 1.3e-2, 2e-2)
+    dense: tuple[float, ...] = (1e-4, 5e-4, 2e-3, 1e-2)
+    l1: tuple[float, ...] = (5e-2, 1.2e-1, 3e-1, 7e-1)
+    rewa: tuple[float, ...] = (4e-3, 7.5e-3, 1.3e-2, 2e-2)
     K: float = 9
     M: float = 2
     compressions: tuple[float, ...] = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100, 150)
