@@ -229,7 +229,11 @@ def draw(record: dict[str, Any], path: Path) -> None:
             axes.plot(x, y, color=color, marker=marker, label=label, linewidth=1.8, markersize=5)
             low, high = ([a + sign * b for a, b in zip(y, spread, strict=True)] for sign in (-1, 1))
             axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-        axes.set(xscale="log", xlabel="compression of the weights (all / nonzero), at least", ylabel="test accuracy, %")
+        axes.set(
+            xscale="log",
+            xlabel="compression of the weights (all / nonzero), at least",
+            ylabel="test accuracy, % (axis from 50)",
+        )
         axes.set_xticks([1, 2, 5, 10, 20, 50, 100], [f"{value}x" for value in (1, 2, 5, 10, 20, 50, 100)])
         axes.minorticks_off()
         axes.set_ylim(50, 101)
