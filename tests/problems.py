@@ -34,6 +34,18 @@ def run(make: Callable[[list[Tensor]], torch.optim.Optimizer], x: np.ndarray, gr
     return param.detach().numpy()
 
 
+def race(*makes: Callable[[list[Tensor]], torch.optim.Optimizer], dtype: torch.dtype) -> list[Tensor]:
+    """The weights after twenty steps of each optimizer from one start, with the same gradients for all."""
+    params = [nn.Parameter(torch.linspace(-1, 1, 30, dtype=dtype)) for _ in makes]
+    optimizers = [make([param]) for make, param in zip(makes, params, strict=True)]
+    for _ in range(20):
+        grad = torch.randn(30, dtype=dtype)
+        for param, optimizer in zip(params, optimizers, strict=True):
+            param.grad = grad.clone()
+            optimizer.step()
+    return [param.detach() for param in params]
+
+
 class Weight(nn.Module):
     """A module that is its weight."""
 

@@ -8,7 +8,7 @@ import torch
 
 import reference
 import rewa
-from problems import IMPLEMENTATIONS, random_problem, run, run_parametrized
+from problems import IMPLEMENTATIONS, race, random_problem, run, run_parametrized
 
 EXPONENTS = [(9, 2, 0.0), (3, 2, 1e-3), (2, 1, 0.0), (5, 0, 0.0), (1, 0, 0.0), (2.5, 0.5, 0.0), (7, 1.5, 1e-5)]
 VARIANTS = [{}, {"amsgrad": True}, {"betas": (0.5, 0.9), "adam_eps": 1e-3}]
@@ -52,13 +52,11 @@ def test_attached_and_parametrized_adamw_equal_the_reference(K, M, eps):
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_K_1_M_0_is_exactly_torch_adamw(amsgrad, implementation, dtype):
     setting = {"lr": 0.01, "weight_decay": 0.05, "amsgrad": amsgrad, **IMPLEMENTATIONS[implementation]}
-    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 30, dtype=dtype)) for _ in range(2))
-    optimizers = rewa.ReWAAdamW([ours], K=1, M=0, **setting), torch.optim.AdamW([theirs], **setting)
-    for _ in range(20):
-        ours.grad = torch.randn(30, dtype=dtype)
-        theirs.grad = ours.grad.clone()
-        for optimizer in optimizers:
-            optimizer.step()
+    ours, theirs = race(
+        lambda params: rewa.ReWAAdamW(params, K=1, M=0, **setting),
+        lambda params: torch.optim.AdamW(params, **setting),
+        dtype=dtype,
+    )
     assert torch.equal(ours, theirs)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import reference
 import rewa
-from problems import IMPLEMENTATIONS, random_problem, run, run_parametrized
+from problems import IMPLEMENTATIONS, race, random_problem, run, run_parametrized
 
 EXPONENTS = [
     (9, 2, 0.0),
@@ -75,16 +75,14 @@ def test_parametrized_sgd_equals_the_reference(K, M, eps):
 @pytest.mark.parametrize("momenta", MOMENTA[:3])
 def test_K_1_M_0_is_exactly_torch_sgd(momenta, implementation, dtype):
     setting = {"lr": 0.01, "weight_decay": 0.05, **momenta, **IMPLEMENTATIONS[implementation]}
-    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 30, dtype=dtype)) for _ in range(2))
-    optimizers = [rewa.ReWASGD([ours], K=1, M=0, **setting)]
+    torch_setting = dict(setting)
     if dtype == torch.bfloat16 and implementation == "fused":
-        setting["fused"] = False  # torch's kernel is broken here (pytorch issue 191763): we use its loop
-    optimizers.append(torch.optim.SGD([theirs], **setting))
-    for _ in range(20):
-        ours.grad = torch.randn(30, dtype=dtype)
-        theirs.grad = ours.grad.clone()
-        for optimizer in optimizers:
-            optimizer.step()
+        torch_setting["fused"] = False  # torch's kernel is broken here (pytorch issue 191763): we use its loop
+    ours, theirs = race(
+        lambda params: rewa.ReWASGD(params, K=1, M=0, **setting),
+        lambda params: torch.optim.SGD(params, **torch_setting),
+        dtype=dtype,
+    )
     assert torch.equal(ours, theirs)
 
 
