@@ -1,6 +1,6 @@
 """rewa: sparse models by reparameterization, weight decay and adaptive learning rates (ReWA), for PyTorch."""
 
-from rewa import presets, reparam, sparsity
+from rewa import presets, reparam, sparsity, theory
 from rewa.forms import remove_reparametrization, reparametrize
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.attach import attach, detach
@@ -20,4 +20,5 @@ __all__ = [
     "reparam",
     "reparametrize",
     "sparsity",
+    "theory",
 ]

@@ -1,0 +1,532 @@
+r"""What a setting does to the weights, as pure functions: the implicit penalty, when a weight grows, how far decay takes it.
+
+The functions take numbers or NumPy arrays and nothing from a model, so they answer before a day of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rewa.reparam import check_exponents
+
+__all__ = [
+    "Configuration",
+    "configuration",
+    "constant_clipping",
+    "decay_budget",
+    "effective_p",
+    "elimination_loss_bound",
+    "elimination_threshold",
+    "growth_threshold",
+    "l1_clipping",
+    "plain_equivalent",
+    "regularizer",
+    "regularizer_gradient",
+    "scad",
+    "scad_critical_radius",
+    "sparsity_bound",
+    "stagnation_radii",
+    "stationarity_residual",
+    "weight_decay_for",
+]
+
+Array = NDArray[np.float64]
+
+
+def effective_p(K: float, M: float) -> float:
+    r"""Exponent :math:`p` of the :math:`\ell_p` penalty that ReWA minimizes implicitly with :math:`\varepsilon = 0`.
+
+    .. math:: p = 1 + \frac{1 - M}{K}
+
+    Not clipped to (0, 1): ``M <= 1`` is legal and gives a p from 1, ``M > K + 1`` a negative one.
+
+    Args:
+        K: Order of the reparameterization.
+        M: Adaptivity exponent. ``M = 1`` is the lasso, ``M = K - 1`` the plain K-fold product with p = 2/K.
+
+    Example:
+        >>> effective_p(K=4, M=3)
+        0.5
+
+    References:
+        Theorem (Implicit Bias) of the paper.
+    """
+    check_exponents(K, M, 0.0)
+    return 1 + (1 - M) / K
+
+
+def _power_over_exponent(a: Array, q: float) -> Array:
+    """a^q / q, the integral of a^(q-1); its limit for q = 0 is log(a), up to a constant that no gradient sees."""
+    with np.errstate(divide="ignore"):
+        return np.log(a) if q == 0 else a**q / q
+
+
+def regularizer(x: ArrayLike, K: float, M: float, eps: float = 0.0, *, lam: float = 1.0) -> Array:
+    r"""The implicit penalty :math:`\lambda R(x)` of Theorem 1, coordinate by coordinate.
+
+    .. math::
+        R(x) = \frac{K}{K+1-M}\,|x|^{1+(1-M)/K} + \varepsilon\,\frac{K}{2-M}\,|x|^{(2-M)/K}
+
+    Both terms have the form :math:`|x|^q / q`. Where q = 0 (``M = K + 1`` in the first, ``M = 2`` in the second, the paper's
+    own ImageNet setting) that degenerates to :math:`\log|x|`, minus infinity at zero.
+
+    Args:
+        x: Weights.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+        lam: Weight decay :math:`\lambda`, which the paper's statement leaves out: without it the theorem does not hold.
+
+    Example:
+        >>> regularizer([0.25, -1.0], K=4, M=3)
+        array([1., 2.])
+    """
+    check_exponents(K, M, eps)
+    a = np.abs(np.asarray(x, dtype=np.float64))
+    value = _power_over_exponent(a, 1 + (1 - M) / K)
+    if eps > 0:
+        value = value + eps * _power_over_exponent(a, (2 - M) / K)
+    return lam * value
+
+
+def regularizer_gradient(x: ArrayLike, K: float, M: float, eps: float = 0.0, *, lam: float = 1.0) -> Array:
+    r"""Derivative of :func:`regularizer` at nonzero weights.
+
+    .. math:: \lambda R'(x) = \lambda\,\mathrm{sign}(x)\left(|x|^{(1-M)/K} + \varepsilon\,|x|^{(2-M)/K - 1}\right)
+
+    A nonzero weight is at rest when :math:`\nabla f(x) = -\lambda R'(x)`. Where the derivative is unbounded at zero, it is
+    given there as 0, the midpoint of its one-sided limits.
+
+    Args:
+        x: Weights.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+        lam: Weight decay.
+
+    Example:
+        >>> regularizer_gradient([1.0, -16.0, 0.0], K=4, M=3)
+        array([ 1.  , -0.25,  0.  ])
+    """
+    check_exponents(K, M, eps)
+    x = np.asarray(x, dtype=np.float64)
+    a = np.abs(x)
+    safe = np.where(a > 0, a, 1.0)
+    slope = safe ** ((1 - M) / K) + eps * safe ** ((2 - M) / K - 1)
+    result: Array = lam * np.sign(x) * slope
+    return result
+
+
+def stationarity_residual(x: ArrayLike, grad: ArrayLike, K: float, M: float, eps: float = 0.0, *, lam: float) -> Array:
+    r"""What Theorem 1 says tends to zero: :math:`V(x) \odot (\nabla f(x) + \lambda R'(x))`, by coordinates.
+
+    .. math:: V(x) = \frac{|x|^{1 + (M-2)/(2K)}}{\sqrt{|x|^{1-1/K} + \varepsilon}}
+
+    A coordinate is at rest when it is zero or its gradient balances the penalty; V vanishes exactly at zero (for
+    ``M > 2 - 2K``, always the case here, unless the exponent left after dividing is zero).
+
+    Args:
+        x: Weights.
+        grad: Gradient of the loss f, without any penalty.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+        lam: Weight decay.
+
+    Example:
+        >>> stationarity_residual([4.0, 0.0], [-0.5, 3.0], K=2, M=2, lam=1.0)
+        array([0., 0.])
+    """
+    x, grad = np.asarray(x, dtype=np.float64), np.asarray(grad, dtype=np.float64)
+    a = np.abs(x)
+    safe = np.where(a > 0, a, 1.0)
+    weight = np.where(a > 0, safe ** (1 + (M - 2) / (2 * K)) / np.sqrt(safe ** (1 - 1 / K) + eps), 0.0)
+    return weight * (grad + regularizer_gradient(x, K, M, eps, lam=lam))
+
+
+class Configuration(NamedTuple):
+    """Which of the paper's configurations a setting is, and why in words."""
+
+    name: str
+    p: float | None
+    why: str
+
+
+def configuration(K: float, M: float, eps: float = 0.0) -> Configuration:
+    r"""Whether a setting acts as an :math:`\ell_p` penalty with 0 < p < 1, and through which term.
+
+    Args:
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+
+    Returns:
+        ``"A"`` (``eps = 0``, ``M > 1``), ``"B"`` (``eps > 0``, ``M < 2``) or ``"neither"``, the exponent p that counts, and
+        the reason. The proposition's conditions are not sufficient as printed: A needs ``M < K + 1`` as well and B needs
+        ``M > 2 - K``, else p leaves (0, 1).
+
+    Example:
+        >>> configuration(K=9, M=2).name, configuration(K=3, M=0, eps=1e-3).name
+        ('A', 'B')
+        >>> print(configuration(K=3, M=2, eps=1e-3).why)
+        M = 2 with eps > 0: the eps term is eps * log|x|, the limit of configuration B, and p = 0.667 comes from the first term
+
+    References:
+        Proposition (ReWA condition) of the paper.
+    """
+    check_exponents(K, M, eps)
+    first, second = effective_p(K, M), (2 - M) / K
+    if eps == 0:
+        if 0 < first < 1:
+            return Configuration("A", first, f"eps = 0 and 1 < M < K + 1: the penalty is l_p with p = {first:.3g}")
+        reason = "M <= 1 gives p >= 1, no sparser than l1" if M <= 1 else "M >= K + 1 leaves no positive p"
+        return Configuration("neither", first, f"eps = 0, but {reason} (p = {first:.3g})")
+    if 0 < second < 1:
+        return Configuration("B", second, f"eps > 0 and M < 2: the eps term is l_p with p = {second:.3g}")
+    if M == 2:
+        tail = f"and p = {first:.3g} comes from the first term" if 0 < first < 1 else "and the first term has no p below 1"
+        return Configuration(
+            "neither", first, f"M = 2 with eps > 0: the eps term is eps * log|x|, the limit of configuration B, {tail}"
+        )
+    reason = "M > 2 gives its term a negative exponent" if M > 2 else f"its term has p = {second:.3g}, not below 1"
+    return Configuration("neither", first, f"eps > 0, but {reason}; the first term has p = {first:.3g}")
+
+
+def plain_equivalent(K: float, M: float) -> tuple[float, float]:
+    r"""The setting without an adaptive rate that has the same penalty: Configuration D for a given C.
+
+    .. math:: K' = \frac{2}{1 + (1-M)/K}, \qquad M' = K' - 1
+
+    Args:
+        K: Order of the reparameterization.
+        M: Adaptivity exponent, below ``K + 1``.
+
+    Example:
+        >>> plain_equivalent(K=4, M=3)
+        (4.0, 3.0)
+        >>> K, M = plain_equivalent(K=9, M=2)
+        >>> effective_p(K, M) == effective_p(9, 2)
+        True
+
+    References:
+        Remark (The role of M) of the paper.
+    """
+    p = effective_p(K, M)
+    if not 0 < p <= 2:
+        raise ValueError(f"K={K}, M={M} has p = {p:g}; a plain product with M' = K' - 1 >= 0 needs 0 < p <= 2")
+    return 2 / p, 2 / p - 1
+
+
+def growth_threshold(x: ArrayLike, K: float, M: float, *, lam: float) -> Array:
+    r"""Gradient that a weight needs to grow: it grows if and only if :math:`|g| > \lambda\,|x|^{(1-M)/K}` and g pulls outwards.
+
+    For ``eps = 0``. Read as a screening rule: what starts at x and never sees such a gradient dies.
+
+    Args:
+        x: Weights.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        lam: Weight decay.
+
+    Example:
+        >>> growth_threshold([1.0, 0.002], K=9, M=4, lam=0.25).round(2)
+        array([0.25, 1.98])
+    """
+    return np.abs(regularizer_gradient(np.abs(np.asarray(x, dtype=np.float64)), K, M, lam=lam))
+
+
+def decay_budget(
+    schedule: Iterable[float], *, K: float, weight_decay: float, momentum: float = 0.0, decoupled: bool = False
+) -> float:
+    r"""How far a run takes a weight that the loss does not hold: it ends at :math:`e^{-\text{budget}}` of its start.
+
+    .. math:: \text{budget} = \frac{K\,\lambda\,\sum_t \eta_t}{1 - \mu}
+
+    for coupled decay, without the denominator when decoupled.
+
+    Exact as the steps become small; for finite ones ``-K log(1 - lr * weight_decay)`` summed over the steps.
+
+    Args:
+        schedule: Learning rate of every step.
+        K: Order of the reparameterization.
+        weight_decay: Decay :math:`\lambda`.
+        momentum: Momentum :math:`\mu`.
+        decoupled: Whether the decay bypasses the momentum.
+
+    Example:
+        >>> round(decay_budget([0.1] * 1000, K=9, weight_decay=1e-3, momentum=0.9), 6)
+        9.0
+    """
+    _check_run(momentum=momentum, weight_decay=weight_decay)
+    total = math.fsum(schedule)
+    return K * weight_decay * total / (1.0 if decoupled else 1 - momentum)
+
+
+def weight_decay_for(
+    shrink_to: float,
+    schedule: Iterable[float],
+    *,
+    K: float,
+    start: float = 1.0,
+    momentum: float = 0.0,
+    decoupled: bool = False,
+) -> float:
+    r"""The weight decay that takes an unsupported weight from ``start`` to ``shrink_to`` by the end of a schedule.
+
+    The inverse of :func:`decay_budget`. It moves a recipe to another length without guessing.
+
+    Args:
+        shrink_to: Where the weight shall end, such as the threshold that counts as zero.
+        schedule: Learning rate of every step.
+        K: Order of the reparameterization.
+        start: Where it starts, such as the spread of the initial weights.
+        momentum: Momentum.
+        decoupled: Whether the decay bypasses the momentum.
+
+    Example:
+        >>> round(weight_decay_for(1e-4, [0.1] * 1000, K=9, start=0.05, momentum=0.9), 6)
+        0.000691
+    """
+    if not 0 < shrink_to <= start < math.inf:
+        raise ValueError(f"Invalid shrink_to: {shrink_to} (allowed: 0 < shrink_to <= start, here start={start})")
+    per_unit = decay_budget(schedule, K=K, weight_decay=1.0, momentum=momentum, decoupled=decoupled)
+    if per_unit <= 0:
+        raise ValueError("the schedule's learning rates sum to nothing: no decay shrinks a weight in it")
+    return math.log(start / shrink_to) / per_unit
+
+
+class StagnationRadii(NamedTuple):
+    r"""Where a step cannot change a weight's sign: for \|y\| up to the radius (infinite: everywhere; 0: nowhere)."""
+
+    with_M: float
+    with_eps: float
+    without: float
+
+
+def stagnation_radii(
+    *, K: float, M: float, eps: float, lr: float, weight_decay: float, gradient_bound: float
+) -> StagnationRadii:
+    r"""The radii :math:`U_1, U_2, U_3` of the theorem on adaptive rates, for gradients bounded by B.
+
+    A step keeps the sign of y if :math:`\eta\,s(|y|)\,B \le (1 - \eta\lambda)\,|y|`. With :math:`C = (1-\eta\lambda)/(\eta B)`:
+
+    .. math::
+        U_1 = C^{1/(M-1)}, \qquad U_2 + \varepsilon U_2^{-(K-2)} = 1/C, \qquad U_3 = C^{1/(K-2)}
+
+    for the scale :math:`|y|^M`, for :math:`M = 0` with :math:`\varepsilon > 0`, and for the plain product.
+
+    Args:
+        K: Order of the reparameterization, above 2.
+        M: Adaptivity exponent, for the first radius.
+        eps: Stabilizer, for the second.
+        lr: Learning rate.
+        weight_decay: Weight decay; ``lr * weight_decay < 1``.
+        gradient_bound: Bound B of the gradient's coordinates.
+
+    Note:
+        The printed first condition holds for ``M > 1`` only. For ``M < 1`` the inequality turns around: a sign is kept for
+        :math:`|y| \ge U_1`, and small weights can always cross, so the radius is 0; for ``M = 1`` it is everything or nothing.
+        The second equation has no root when the right side lies below its minimum: then no sign can change anywhere.
+
+    Example:
+        >>> radii = stagnation_radii(K=5, M=3, eps=0.01, lr=0.5, weight_decay=0.0, gradient_bound=8.0)
+        >>> [round(radius, 3) for radius in radii]
+        [0.5, 0.137, 0.63]
+    """
+    check_exponents(K, M, eps)
+    if K <= 2 or lr <= 0 or gradient_bound <= 0 or not 0 <= lr * weight_decay < 1:
+        raise ValueError(
+            f"stagnation radii need K > 2, lr > 0, gradient_bound > 0 and 0 <= lr * weight_decay < 1; got K={K}, lr={lr}, "
+            f"gradient_bound={gradient_bound}, weight_decay={weight_decay}"
+        )
+    C = (1 - lr * weight_decay) / (lr * gradient_bound)
+    at_most_1 = math.inf if M == 1 and C >= 1 else 0.0
+    with_M = C ** (1 / (M - 1)) if M > 1 else at_most_1
+    return StagnationRadii(with_M, _radius_with_eps(K, eps, C), C ** (1 / (K - 2)))
+
+
+def _radius_with_eps(K: float, eps: float, C: float) -> float:
+    """Smallest U with U + eps U^-(K-2) = 1/C, by bisection on the branch that falls; infinite where there is none."""
+    if eps == 0:
+        return 0.0
+    lowest: float = (eps * (K - 2)) ** (1 / (K - 1))  # where the left side is least
+    if lowest + eps * lowest ** -(K - 2) > 1 / C:
+        return math.inf
+    low, high = 0.0, lowest
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle == 0 or middle + eps * middle ** -(K - 2) > 1 / C:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def elimination_threshold(K: float, gamma: float) -> float:
+    r"""Size :math:`e^{-\gamma\sqrt{K/2}}` below which the recovery theorem drops a weight.
+
+    Args:
+        K: Number of factors.
+        gamma: The theorem's constant, positive.
+
+    Example:
+        >>> round(elimination_threshold(K=8, gamma=1.0), 4)
+        0.1353
+    """
+    check_exponents(K, 0, 0.0)
+    if not gamma > 0:
+        raise ValueError(f"Invalid gamma: {gamma} (allowed: a number > 0)")
+    return math.exp(-gamma * math.sqrt(K / 2))
+
+
+def sparsity_bound(K: float, gamma: float, B: float) -> float:
+    r"""Factor by which the recovered support may exceed the sparsest one: :math:`1 + (4B' + \gamma)\sqrt{2/K}`.
+
+    With :math:`B' = \max(0, \log B)`, for K large enough as the theorem states.
+
+    Args:
+        K: Number of factors.
+        gamma: Constant of the elimination threshold.
+        B: Bound of the sparsest solution's coordinates.
+
+    Returns:
+        The factor.
+
+    Raises:
+        ValueError: If K is below what the theorem asks for, with the least K that is not.
+
+    Example:
+        >>> sparsity_bound(K=200, gamma=1.0, B=1.0)
+        1.1
+    """
+    if not (gamma > 0 and B > 0):
+        raise ValueError(f"sparsity_bound needs gamma > 0 and B > 0, got gamma={gamma}, B={B}")
+    log_B = max(0.0, math.log(B))
+    least = max(2 * gamma**2, log_B, 8 * ((2 * log_B + gamma**2 + 2 * log_B * gamma) / (4 * log_B + gamma)) ** 2)
+    if least > K:
+        raise ValueError(f"the recovery theorem needs K >= {least:.3g} for gamma={gamma}, B={B}; got K={K}")
+    return 1 + (4 * log_B + gamma) * math.sqrt(2 / K)
+
+
+def elimination_loss_bound(K: float, gamma: float, *, lipschitz: float, dim: int) -> float:
+    r"""Most that dropping small weights can add to an L-Lipschitz loss: :math:`L\sqrt{d}\,e^{-\gamma\sqrt{K/2}}`.
+
+    Args:
+        K: Number of factors.
+        gamma: Constant of the elimination threshold.
+        lipschitz: Lipschitz constant L of the loss in the 2-norm.
+        dim: Number of weights d.
+
+    Example:
+        >>> round(elimination_loss_bound(K=8, gamma=1.0, lipschitz=2.0, dim=4), 4)
+        0.5413
+    """
+    return lipschitz * math.sqrt(dim) * elimination_threshold(K, gamma)
+
+
+class Clipping(NamedTuple):
+    """What clipping an l_p penalty costs: the largest gradient left, and the largest error made."""
+
+    gradient_bound: float
+    approximation_error: float
+
+
+def constant_clipping(p: float, u: float, dim: int) -> Clipping:
+    r"""Cost of replacing :math:`\sum|x_j|^p` by :math:`\sum\max(|x_j|^p, u^p)`.
+
+    .. math:: \mathcal{E}_1 = \sqrt{d}\,p\,u^{p-1}, \qquad \mathcal{E}_2 = d\,u^p
+
+    Args:
+        p: Exponent between 0 and 1.
+        u: Where the penalty is clipped, positive.
+        dim: Number of weights d.
+
+    Example:
+        >>> constant_clipping(p=0.5, u=0.25, dim=4)
+        Clipping(gradient_bound=2.0, approximation_error=2.0)
+    """
+    _check_clipping(p, u)
+    return Clipping(math.sqrt(dim) * p * u ** (p - 1), dim * u**p)
+
+
+def l1_clipping(p: float, u: float, dim: int) -> Clipping:
+    r"""Cost of replacing :math:`|x|^p` by its tangent at u where :math:`|x| < u`, an :math:`\ell_1` penalty there.
+
+    .. math:: \mathcal{E}_1 = \sqrt{d}\,p\,u^{p-1}, \qquad \mathcal{E}_2 = d\,(1-p)\,u^p
+
+    Note:
+        The paper's definition takes the maximum of both for every x. A tangent of a concave function lies above it
+        everywhere, so that maximum is the tangent alone, with an unbounded error; the costs above are those meant.
+
+    Args:
+        p: Exponent between 0 and 1.
+        u: Where the penalty is clipped, positive.
+        dim: Number of weights d.
+
+    Example:
+        >>> l1_clipping(p=0.5, u=0.25, dim=4)
+        Clipping(gradient_bound=2.0, approximation_error=1.0)
+    """
+    _check_clipping(p, u)
+    return Clipping(math.sqrt(dim) * p * u ** (p - 1), dim * (1 - p) * u**p)
+
+
+def _check_clipping(p: float, u: float) -> None:
+    if not (0 < p < 1 and 0 < u < math.inf):
+        raise ValueError(f"clipping needs 0 < p < 1 and u > 0, got p={p}, u={u}")
+
+
+def scad(x: ArrayLike, *, lam: float, a: float = 3.7) -> Array:
+    r"""The SCAD penalty: :math:`\lambda|x|` up to :math:`\lambda`, then a parabola, constant from :math:`a\lambda`.
+
+    Args:
+        x: Weights.
+        lam: Strength.
+        a: Where it becomes constant, above 2.
+
+    Example:
+        >>> scad([0.5, 10.0], lam=1.0)
+        array([0.5 , 2.35])
+    """
+    if not (a > 2 and lam > 0):
+        raise ValueError(f"SCAD needs a > 2 and lam > 0, got a={a}, lam={lam}")
+    t = np.abs(np.asarray(x, dtype=np.float64))
+    middle = (2 * a * lam * t - t**2 - lam**2) / (2 * (a - 1))
+    return np.where(t <= lam, lam * t, np.where(t <= a * lam, middle, lam**2 * (a + 1) / 2))
+
+
+def scad_critical_radius(a: float = 3.7, *, lam: float = 1.0) -> float:
+    r"""Signal strength :math:`r_c` below which SCAD prefers the dense point of the paper's circle to the sparse one.
+
+    On :math:`(x_0 - r)^2 + (x_1 - r)^2 = r^2` the sparse points are :math:`(r, 0)` and :math:`(0, r)`, the dense one nearest
+    to the origin is :math:`(1 - 1/\sqrt2)\,r` in both coordinates; :math:`r_c` is where their penalties are equal.
+
+    Args:
+        a: SCAD's constant, above 2.
+        lam: SCAD's strength, to which the radius is proportional.
+
+    Example:
+        >>> round(scad_critical_radius(3.7), 2)
+        4.03
+    """
+
+    def sparse_is_cheaper(r: float) -> bool:
+        return bool(scad(r, lam=1.0, a=a) < 2 * scad((1 - math.sqrt(0.5)) * r, lam=1.0, a=a))
+
+    low, high = 1.0, 10.0 * a  # dense is cheaper at 1, where SCAD is l1; sparse is once both are on the flat part
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sparse_is_cheaper(middle) else (middle, high)
+    return lam * high
+
+
+def _check_run(**values: Any) -> None:
+    if not 0 <= values["momentum"] < 1:
+        raise ValueError(f"Invalid momentum value: {values['momentum']} (allowed: 0 <= momentum < 1)")
+    if not 0 <= values["weight_decay"] < math.inf:
+        raise ValueError(f"Invalid weight_decay value: {values['weight_decay']} (allowed: a finite number >= 0)")
