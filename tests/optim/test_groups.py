@@ -69,6 +69,7 @@ def test_a_rule_for_a_whole_layer_leaves_its_norms_and_biases_plain():
     plain = names([group for group in groups if group.get("lr") == 0.01], K=1, weight_decay=0.0)
     assert plain == ["attention.in_proj_bias", "attention.out_proj.bias"]
     assert names([group for group in groups if group.get("lr") == 0.02], K=1) == ["head.weight"]
+    assert "head.weight" in names(rewa.param_groups(Net(), rules={"head.*": {}}), K=9)  # a rule that changes nothing
 
 
 def test_parameters_of_a_parametrization_stay_plain():

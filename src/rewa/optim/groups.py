@@ -142,7 +142,8 @@ def param_groups(
         pattern = next((pattern for pattern in rules if re.fullmatch(pattern, name)), None)
         if pattern is None:
             return (plain, reason) if reason else (sparse, "weight")
-        chosen = dict(rules[pattern] or {"sparse": False})
+        rule = rules[pattern]
+        chosen = {"sparse": False} if rule is None else dict(rule)
         if chosen.pop("sparse", reason is None):
             return {**sparse, **chosen}, f"rule {pattern!r}"
         also = {key: value for key, value in chosen.items() if key in ("lr", "momentum", "betas")}
