@@ -21,6 +21,8 @@ LAYERS = [
     {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
     {"rewa.forms", "rewa.presets", "rewa.sparsity"},
     {"rewa"},
+    {"rewa.explain"},
+    {"rewa.cli"},
     {"rewa.experiments", "rewa.experiments.record"},
     {"rewa.experiments.digits"},
 ]
