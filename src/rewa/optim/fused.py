@@ -23,8 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rewa.reparam import LARGEST_PRODUCT
+
 SOURCE = Path(__file__).with_name("kernel.cpp")
-CHUNK = 8192  # elements a thread takes at a time; kernel.cpp holds the same number
+CHUNK = 8192  # elements a thread takes at a time
 POINTERS = ("x", "grad", "y", "buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 STORAGE = {
     torch.float32: ("float", 0),
@@ -95,6 +97,7 @@ def _macros(group: dict[str, Any], dtype: torch.dtype) -> tuple[str, ...]:
     values = {
         "REAL": real,
         "STORE": store,
+        "CHUNK": CHUNK,
         "EPS": int(group["eps"] > 0),
         "ADAM": int(adam),
         "AMSGRAD": int(adam and group["amsgrad"]),
@@ -104,7 +107,7 @@ def _macros(group: dict[str, Any], dtype: torch.dtype) -> tuple[str, ...]:
     for name in ("K", "M"):
         exponent = float(group[name])
         values[name] = repr(exponent)
-        values[name + "_INT"] = int(exponent) if exponent == int(exponent) and exponent <= 64 else -1
+        values[name + "_INT"] = int(exponent) if exponent == int(exponent) and exponent <= LARGEST_PRODUCT else -1
     return tuple(f"-D{name}={value}" for name, value in sorted(values.items()))
 
 

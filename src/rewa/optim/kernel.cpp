@@ -6,6 +6,7 @@
 //   STORE       type of x and g: 0 = REAL, 1 = bfloat16, 2 = float16 (1 and 2 keep y in memory, in float)
 //   K, M        the exponents; K_INT and M_INT hold them again when they are whole, and are -1 otherwise
 //   EPS         1 when eps > 0
+//   CHUNK       elements that a thread takes at a time
 //   ADAM        0: Algorithm 1 (with MOMENTUM and NESTEROV); 1: Algorithm 2 (with AMSGRAD)
 //
 // reparam.py holds the same formulas in their obvious form; the tests compare the two.
@@ -142,8 +143,6 @@ struct Tensor {  // one parameter and its state; unused pointers are null
     double lr;                                // for Adam: lr / (1 - beta1^t)
     double sqrt_correction;                   // for Adam: sqrt(1 - beta2^t)
 };
-
-constexpr int64_t CHUNK = 8192;
 
 static void step_chunk(const Tensor& t, const Hyper& h, int64_t begin, int64_t end) {
     stored* __restrict x_ptr = t.x;
