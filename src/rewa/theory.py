@@ -22,13 +22,16 @@ __all__ = [
     "effective_p",
     "elimination_loss_bound",
     "elimination_threshold",
+    "exact_recovery",
     "growth_threshold",
     "l1_clipping",
+    "mcp",
     "plain_equivalent",
     "regularizer",
     "regularizer_gradient",
     "scad",
     "scad_critical_radius",
+    "sign_flips",
     "sparsity_bound",
     "stagnation_radii",
     "stationarity_residual",
@@ -54,7 +57,7 @@ def effective_p(K: float, M: float) -> float:
         0.5
 
     References:
-        Theorem (Implicit Bias) of the paper.
+        Theorem 3.3 (Implicit Bias) of the paper.
     """
     check_exponents(K, M, 0.0)
     return 1 + (1 - M) / K
@@ -67,7 +70,7 @@ def _power_over_exponent(a: Array, q: float) -> Array:
 
 
 def regularizer(x: ArrayLike, K: float, M: float, eps: float = 0.0, *, lam: float = 1.0) -> Array:
-    r"""The implicit penalty :math:`\lambda R(x)` of Theorem 1, coordinate by coordinate.
+    r"""The implicit penalty :math:`\lambda R(x)` of Theorem 3.3, coordinate by coordinate.
 
     .. math::
         R(x) = \frac{K}{K+1-M}\,|x|^{1+(1-M)/K} + \varepsilon\,\frac{K}{2-M}\,|x|^{(2-M)/K}
@@ -85,6 +88,9 @@ def regularizer(x: ArrayLike, K: float, M: float, eps: float = 0.0, *, lam: floa
     Example:
         >>> regularizer([0.25, -1.0], K=4, M=3)
         array([1., 2.])
+
+    References:
+        Theorem 3.3 (Implicit Bias) of the paper.
     """
     check_exponents(K, M, eps)
     a = np.abs(np.asarray(x, dtype=np.float64))
@@ -123,12 +129,15 @@ def regularizer_gradient(x: ArrayLike, K: float, M: float, eps: float = 0.0, *, 
 
 
 def stationarity_residual(x: ArrayLike, grad: ArrayLike, K: float, M: float, eps: float = 0.0, *, lam: float) -> Array:
-    r"""What Theorem 1 says tends to zero: :math:`V(x) \odot (\nabla f(x) + \lambda R'(x))`, by coordinates.
+    r"""What Theorem 3.3 says tends to zero: :math:`V(x) \odot (\nabla f(x) + \lambda R'(x))`, by coordinates.
 
     .. math:: V(x) = \frac{|x|^{1 + (M-2)/(2K)}}{\sqrt{|x|^{1-1/K} + \varepsilon}}
 
-    A coordinate is at rest when it is zero or its gradient balances the penalty; V vanishes exactly at zero (for
-    ``M > 2 - 2K``, always the case here, unless the exponent left after dividing is zero).
+    A coordinate is at rest when it is zero or its gradient balances the penalty. At zero the residual is given as 0.
+
+    Note:
+        As a weight tends to zero, so does its residual if ``M < 2``, or ``M < K + 1`` with ``eps = 0``. Beyond that it tends to
+        a constant (``M = 2`` with eps: the ImageNet setting) or grows, though the weight is at rest: judge by the weight then.
 
     Args:
         x: Weights.
@@ -141,6 +150,9 @@ def stationarity_residual(x: ArrayLike, grad: ArrayLike, K: float, M: float, eps
     Example:
         >>> stationarity_residual([4.0, 0.0], [-0.5, 3.0], K=2, M=2, lam=1.0)
         array([0., 0.])
+
+    References:
+        Theorem 3.3 (Implicit Bias) of the paper.
     """
     x, grad = np.asarray(x, dtype=np.float64), np.asarray(grad, dtype=np.float64)
     a = np.abs(x)
@@ -177,7 +189,7 @@ def configuration(K: float, M: float, eps: float = 0.0) -> Configuration:
         M = 2 with eps > 0: the eps term is eps * log|x|, the limit of configuration B, and p = 0.667 comes from the first term
 
     References:
-        Proposition (ReWA condition) of the paper.
+        Proposition 3.4 of the paper.
     """
     check_exponents(K, M, eps)
     first, second = effective_p(K, M), (2 - M) / K
@@ -214,7 +226,7 @@ def plain_equivalent(K: float, M: float) -> tuple[float, float]:
         True
 
     References:
-        Remark (The role of M) of the paper.
+        Remark 3.5 (The role of M) of the paper.
     """
     p = effective_p(K, M)
     if not 0 < p <= 2:
@@ -300,6 +312,72 @@ def weight_decay_for(
     return math.log(start / shrink_to) / per_unit
 
 
+class SignFlips(NamedTuple):
+    r"""Sizes \|y\| at which a step can change a weight's sign: strictly between the two; both infinite if at none."""
+
+    low: float
+    high: float
+
+
+def sign_flips(*, K: float, M: float, eps: float, lr: float, weight_decay: float, gradient_bound: float) -> SignFlips:
+    r"""Where one step of ReWA can take a weight across zero, for gradients bounded by B.
+
+    The step must exceed what decay leaves of y: :math:`\eta\,s(|y|)\,B > (1 - \eta\lambda)\,|y|`, that is
+
+    .. math:: \frac{|y|^{M+K-2}}{|y|^{K-1} + \varepsilon} > C = \frac{1 - \eta\lambda}{\eta B}.
+
+    The left side rises throughout for ``M >= 1``: small weights keep their sign. For ``M < 1`` it falls in the end, and with
+    ``eps = 0`` from the start: large weights keep their sign and small ones can always cross.
+
+    Args:
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+        lr: Learning rate.
+        weight_decay: Weight decay; ``lr * weight_decay < 1``.
+        gradient_bound: Bound B of the gradient's coordinates.
+
+    Example:
+        >>> flips = sign_flips(K=5, M=3, eps=0.0, lr=0.5, weight_decay=0.0, gradient_bound=8.0)
+        >>> round(flips.low, 3), flips.high
+        (0.5, inf)
+
+    References:
+        Theorem 3.10 of the paper, whose three cases are ``eps = 0``, ``M = 0`` and ``M = K - 1, eps = 0``.
+    """
+    check_exponents(K, M, eps)
+    if lr <= 0 or gradient_bound <= 0 or not 0 <= lr * weight_decay < 1:
+        raise ValueError(
+            f"sign flips need lr > 0, gradient_bound > 0 and 0 <= lr * weight_decay < 1; got lr={lr}, "
+            f"gradient_bound={gradient_bound}, weight_decay={weight_decay}"
+        )
+    log_C = math.log((1 - lr * weight_decay) / (lr * gradient_bound))
+
+    def flips(t: float) -> bool:
+        """The condition at size exp(t), in logarithms: no power overflows."""
+        stabilizer = float(np.logaddexp(0.0, math.log(eps) - (K - 1) * t)) if eps > 0 else 0.0
+        return (M - 1) * t - stabilizer > log_C
+
+    def edge(outside: float, inside: float) -> float:
+        """Where the condition starts to hold between a size without flips and one with."""
+        for _ in range(200):
+            middle = (outside + inside) / 2
+            outside, inside = (outside, middle) if flips(middle) else (middle, inside)
+        return math.exp(inside)
+
+    # The top of the left side, within the range of float64.
+    rises = K + M - 2
+    if M >= 1:
+        top = 700.0
+    elif eps == 0 or rises <= 0:
+        top = -700.0
+    else:
+        top = (math.log(eps) + math.log(rises / (1 - M))) / (K - 1)
+    if not flips(top):
+        return SignFlips(math.inf, math.inf)
+    return SignFlips(0.0 if flips(-700.0) else edge(-700.0, top), math.inf if flips(700.0) else edge(700.0, top))
+
+
 class StagnationRadii(NamedTuple):
     r"""Where a step cannot change a weight's sign: for \|y\| up to the radius (infinite: everywhere; 0: nowhere)."""
 
@@ -313,12 +391,13 @@ def stagnation_radii(
 ) -> StagnationRadii:
     r"""The radii :math:`U_1, U_2, U_3` of the theorem on adaptive rates, for gradients bounded by B.
 
-    A step keeps the sign of y if :math:`\eta\,s(|y|)\,B \le (1 - \eta\lambda)\,|y|`. With :math:`C = (1-\eta\lambda)/(\eta B)`:
+    With :math:`C = (1-\eta\lambda)/(\eta B)`:
 
     .. math::
         U_1 = C^{1/(M-1)}, \qquad U_2 + \varepsilon U_2^{-(K-2)} = 1/C, \qquad U_3 = C^{1/(K-2)}
 
-    for the scale :math:`|y|^M`, for :math:`M = 0` with :math:`\varepsilon > 0`, and for the plain product.
+    for the scale :math:`|y|^M`, for :math:`M = 0` with :math:`\varepsilon > 0`, and for the plain product. The setting with
+    all its parts together is :func:`sign_flips`.
 
     Args:
         K: Order of the reparameterization, above 2.
@@ -331,40 +410,23 @@ def stagnation_radii(
     Note:
         The printed first condition holds for ``M > 1`` only. For ``M < 1`` the inequality turns around: a sign is kept for
         :math:`|y| \ge U_1`, and small weights can always cross, so the radius is 0; for ``M = 1`` it is everything or nothing.
-        The second equation has no root when the right side lies below its minimum: then no sign can change anywhere.
+        The second equation has no root when the right side lies below its minimum: then no sign can change anywhere. The
+        printed condition for a root is turned upside down; it is :math:`\varepsilon \le [(K-2)/(C(K-1))]^{K-1}/(K-2)`.
 
     Example:
         >>> radii = stagnation_radii(K=5, M=3, eps=0.01, lr=0.5, weight_decay=0.0, gradient_bound=8.0)
         >>> [round(radius, 3) for radius in radii]
         [0.5, 0.137, 0.63]
+
+    References:
+        Theorem 3.10 and Proposition 3.11 of the paper.
     """
+    if K <= 2:
+        raise ValueError(f"stagnation radii need K > 2; got K={K}")
     check_exponents(K, M, eps)
-    if K <= 2 or lr <= 0 or gradient_bound <= 0 or not 0 <= lr * weight_decay < 1:
-        raise ValueError(
-            f"stagnation radii need K > 2, lr > 0, gradient_bound > 0 and 0 <= lr * weight_decay < 1; got K={K}, lr={lr}, "
-            f"gradient_bound={gradient_bound}, weight_decay={weight_decay}"
-        )
-    C = (1 - lr * weight_decay) / (lr * gradient_bound)
-    at_most_1 = math.inf if M == 1 and C >= 1 else 0.0
-    with_M = C ** (1 / (M - 1)) if M > 1 else at_most_1
-    return StagnationRadii(with_M, _radius_with_eps(K, eps, C), C ** (1 / (K - 2)))
-
-
-def _radius_with_eps(K: float, eps: float, C: float) -> float:
-    """Smallest U with U + eps U^-(K-2) = 1/C, by bisection on the branch that falls; infinite where there is none."""
-    if eps == 0:
-        return 0.0
-    lowest: float = (eps * (K - 2)) ** (1 / (K - 1))  # where the left side is least
-    if lowest + eps * lowest ** -(K - 2) > 1 / C:
-        return math.inf
-    low, high = 0.0, lowest
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle == 0 or middle + eps * middle ** -(K - 2) > 1 / C:
-            low = middle
-        else:
-            high = middle
-    return high
+    run = {"K": K, "lr": lr, "weight_decay": weight_decay, "gradient_bound": gradient_bound}
+    settings = ({"M": M, "eps": 0.0}, {"M": 0.0, "eps": eps}, {"M": K - 1, "eps": 0.0})
+    return StagnationRadii(*(sign_flips(**run, **setting).low for setting in settings))
 
 
 def elimination_threshold(K: float, gamma: float) -> float:
@@ -377,6 +439,9 @@ def elimination_threshold(K: float, gamma: float) -> float:
     Example:
         >>> round(elimination_threshold(K=8, gamma=1.0), 4)
         0.1353
+
+    References:
+        Theorem 3.14 of the paper.
     """
     check_exponents(K, 0, 0.0)
     if not gamma > 0:
@@ -385,32 +450,61 @@ def elimination_threshold(K: float, gamma: float) -> float:
 
 
 def sparsity_bound(K: float, gamma: float, B: float) -> float:
-    r"""Factor by which the recovered support may exceed the sparsest one: :math:`1 + (4B' + \gamma)\sqrt{2/K}`.
+    r"""Factor by which the recovered support may exceed the sparsest one, after dropping what lies below the threshold.
 
-    With :math:`B' = \max(0, \log B)`, for K large enough as the theorem states.
+    .. math:: \|\bar x\|_0 \le e^{\gamma\sqrt{2/K} + 2B'/K}\,\|x_0\|_0, \qquad B' = \max(0, \log B)
+
+    Each weight kept adds at least :math:`e^{-\gamma\sqrt p}` to :math:`\|x\|_p^p` with p = 2/K, each of the sparsest solution
+    at most :math:`e^{pB'}`, and the first sum is not above the second.
+
+    Note:
+        The theorem prints :math:`1 + (4B' + \gamma)\sqrt{2/K}` for K large enough. Its proof ends with :math:`4B' + 2\gamma`,
+        and with the printed constant the statement is wrong: for K = 9, gamma = 1, B = 1 a problem keeps 16 weights
+        where 14 are promised. The factor here holds for every K and cannot be improved.
 
     Args:
         K: Number of factors.
         gamma: Constant of the elimination threshold.
         B: Bound of the sparsest solution's coordinates.
 
-    Returns:
-        The factor.
-
-    Raises:
-        ValueError: If K is below what the theorem asks for, with the least K that is not.
-
     Example:
-        >>> sparsity_bound(K=200, gamma=1.0, B=1.0)
-        1.1
+        >>> round(sparsity_bound(K=9, gamma=1.0, B=1.0), 3)
+        1.602
+
+    References:
+        Theorem 3.14 of the paper.
     """
+    check_exponents(K, 0, 0.0)
     if not (gamma > 0 and B > 0):
         raise ValueError(f"sparsity_bound needs gamma > 0 and B > 0, got gamma={gamma}, B={B}")
-    log_B = max(0.0, math.log(B))
-    least = max(2 * gamma**2, log_B, 8 * ((2 * log_B + gamma**2 + 2 * log_B * gamma) / (4 * log_B + gamma)) ** 2)
-    if least > K:
-        raise ValueError(f"the recovery theorem needs K >= {least:.3g} for gamma={gamma}, B={B}; got K={K}")
-    return 1 + (4 * log_B + gamma) * math.sqrt(2 / K)
+    return math.exp(gamma * math.sqrt(2 / K) + 2 * max(0.0, math.log(B)) / K)
+
+
+def exact_recovery(K: float, gamma: float, B: float, *, nonzeros: int, smallest: float) -> bool:
+    r"""Whether the minimizer's support is guaranteed to be as small as the sparsest one's.
+
+    Two conditions: nothing of the minimizer lies below the threshold, and the bound leaves no room for one weight more.
+
+    .. math:: \gamma \ge -\sqrt{2/K}\,\log M_K, \qquad \|x_0\|_0\,(e^{\gamma\sqrt{2/K} + 2B'/K} - 1) < 1
+
+    Note:
+        The corollary prints the first condition without its minus and the second with the theorem's constant; both fail.
+
+    Args:
+        K: Number of factors.
+        gamma: Constant of the elimination threshold.
+        B: Bound of the sparsest solution's coordinates.
+        nonzeros: Size :math:`\|x_0\|_0` of the sparsest solution.
+        smallest: Smallest nonzero magnitude :math:`M_K` of the minimizer.
+
+    Example:
+        >>> exact_recovery(K=201, gamma=1.0, B=1.0, nonzeros=3, smallest=0.01)
+        True
+
+    References:
+        Corollary 3.15 of the paper.
+    """
+    return smallest >= elimination_threshold(K, gamma) and nonzeros * (sparsity_bound(K, gamma, B) - 1) < 1
 
 
 def elimination_loss_bound(K: float, gamma: float, *, lipschitz: float, dim: int) -> float:
@@ -425,6 +519,9 @@ def elimination_loss_bound(K: float, gamma: float, *, lipschitz: float, dim: int
     Example:
         >>> round(elimination_loss_bound(K=8, gamma=1.0, lipschitz=2.0, dim=4), 4)
         0.5413
+
+    References:
+        Corollary 3.16 of the paper.
     """
     return lipschitz * math.sqrt(dim) * elimination_threshold(K, gamma)
 
@@ -449,6 +546,9 @@ def constant_clipping(p: float, u: float, dim: int) -> Clipping:
     Example:
         >>> constant_clipping(p=0.5, u=0.25, dim=4)
         Clipping(gradient_bound=2.0, approximation_error=2.0)
+
+    References:
+        Definition 3.6 and Theorem 3.7 of the paper.
     """
     _check_clipping(p, u)
     return Clipping(math.sqrt(dim) * p * u ** (p - 1), dim * u**p)
@@ -471,6 +571,9 @@ def l1_clipping(p: float, u: float, dim: int) -> Clipping:
     Example:
         >>> l1_clipping(p=0.5, u=0.25, dim=4)
         Clipping(gradient_bound=2.0, approximation_error=1.0)
+
+    References:
+        Definition 3.6 and Theorem 3.7 of the paper.
     """
     _check_clipping(p, u)
     return Clipping(math.sqrt(dim) * p * u ** (p - 1), dim * (1 - p) * u**p)
@@ -492,12 +595,37 @@ def scad(x: ArrayLike, *, lam: float, a: float = 3.7) -> Array:
     Example:
         >>> scad([0.5, 10.0], lam=1.0)
         array([0.5 , 2.35])
+
+    References:
+        Fan and Li, Variable selection via nonconcave penalized likelihood, JASA 2001.
     """
     if not (a > 2 and lam > 0):
         raise ValueError(f"SCAD needs a > 2 and lam > 0, got a={a}, lam={lam}")
     t = np.abs(np.asarray(x, dtype=np.float64))
     middle = (2 * a * lam * t - t**2 - lam**2) / (2 * (a - 1))
     return np.where(t <= lam, lam * t, np.where(t <= a * lam, middle, lam**2 * (a + 1) / 2))
+
+
+def mcp(x: ArrayLike, *, lam: float, a: float = 3.0) -> Array:
+    r"""The minimax concave penalty: :math:`\lambda|x| - x^2/(2a)`, constant from :math:`a\lambda`.
+
+    Args:
+        x: Weights.
+        lam: Strength.
+        a: Where it becomes constant, in units of lam; positive.
+
+    Example:
+        >>> mcp([1.0, 10.0], lam=1.0, a=2.0)
+        array([0.75, 1.  ])
+
+    References:
+        Zhang, Nearly unbiased variable selection under minimax concave penalty, Annals of Statistics 2010.
+    """
+    if not (a > 0 and lam > 0):
+        raise ValueError(f"MCP needs a > 0 and lam > 0, got a={a}, lam={lam}")
+    t = np.minimum(np.abs(np.asarray(x, dtype=np.float64)), a * lam)
+    result: Array = lam * t - t**2 / (2 * a)
+    return result
 
 
 def scad_critical_radius(a: float = 3.7, *, lam: float = 1.0) -> float:
@@ -513,6 +641,9 @@ def scad_critical_radius(a: float = 3.7, *, lam: float = 1.0) -> float:
     Example:
         >>> round(scad_critical_radius(3.7), 2)
         4.03
+
+    References:
+        Appendix B of the paper.
     """
 
     def sparse_is_cheaper(r: float) -> bool:
