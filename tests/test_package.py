@@ -16,12 +16,13 @@ PACKAGE = ROOT / "src" / "rewa"
 
 # A module may import from its own row and from the rows above it.
 LAYERS = [
-    {"rewa.reparam", "rewa.theory"},
+    {"rewa.files", "rewa.reparam", "rewa.schedules", "rewa.theory"},
     {"rewa.optim.fused", "rewa.optim.foreach", "rewa.optim.optimizer", "rewa.optim"},
     {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
     {"rewa.forms", "rewa.presets", "rewa.sparsity"},
     {"rewa"},
     {"rewa.explain"},
+    {"rewa.figures"},
     {"rewa.cli"},
     {"rewa.experiments", "rewa.experiments.record"},
     {"rewa.experiments.digits"},

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
 from rewa import theory
-from rewa.presets import PRESETS
+from rewa.presets import PRESETS, Preset
+from rewa.schedules import learning_rates
 
-__all__ = ["SCHEDULES", "Run", "explain", "to_text"]
+__all__ = ["OPTIMIZERS", "Run", "explain", "to_text"]
 
-SCHEDULES = ("constant", "cosine", "linear")
+OPTIMIZERS = ("sgd", "adamw")
 MAGNITUDES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 TYPICAL = 0.05  # the size of a weight at the start of a usual network
+GRADIENT = 1.0  # a large gradient of one weight
+LARGEST = 1e3  # no weight is larger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +37,36 @@ class Run:
     epochs: int = 100
     steps_per_epoch: int = 200
     schedule: str = "cosine"
+    warmup_epochs: int = 0
 
-    def learning_rates(self) -> list[float]:
-        """The learning rate of every step."""
-        steps = self.epochs * self.steps_per_epoch
-        if self.schedule not in SCHEDULES or steps < 1:
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"Invalid optimizer: {self.optimizer!r} (allowed: {', '.join(OPTIMIZERS)})")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"Invalid learning rate: {self.lr} (allowed: a finite number > 0)")
+        if self.lr * self.weight_decay >= 1:
             raise ValueError(
-                f"a run needs a schedule among {', '.join(SCHEDULES)} and at least one step; got {self.schedule!r}, "
-                f"{self.epochs} epochs of {self.steps_per_epoch} steps"
+                f"lr * weight_decay = {self.lr * self.weight_decay:g}: the decay of one step would take every weight to zero "
+                "or across; it must stay below 1"
             )
-        times = [step / steps for step in range(steps)]
-        if self.schedule == "constant":
-            return [self.lr] * steps
-        if self.schedule == "linear":
-            return [self.lr * (1 - t) for t in times]
-        return [self.lr * (1 + math.cos(math.pi * t)) / 2 for t in times]
+
+    @classmethod
+    def of(cls, preset: Preset) -> Run:
+        """The run of a preset; what the preset leaves open is the default here."""
+        shared = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(preset)}
+        return cls(**{name: getattr(preset, name) for name in shared if getattr(preset, name) is not None})
+
+    def shrink_rates(self) -> list[float]:
+        """By how much log(1/x) of a weight without gradient grows in every step; their sum is the decay budget."""
+        rates = learning_rates(
+            self.lr,
+            self.epochs * self.steps_per_epoch,
+            schedule=self.schedule,
+            warmup=self.warmup_epochs * self.steps_per_epoch,
+        )
+        decoupled = self.decoupled or self.optimizer == "adamw"
+        run = {"K": self.K, "weight_decay": self.weight_decay, "momentum": self.momentum}
+        return [theory.decay_budget([rate], **run, decoupled=decoupled) for rate in rates]
 
 
 def explain(run: Run) -> dict[str, Any]:
@@ -63,37 +83,50 @@ def explain(run: Run) -> dict[str, Any]:
         18.1
     """
     configuration = theory.configuration(run.K, run.M, run.eps)
-    rates = run.learning_rates()
     adam = run.optimizer == "adamw"
-    budget = theory.decay_budget(
-        rates, K=run.K, weight_decay=run.weight_decay, momentum=run.momentum, decoupled=run.decoupled or adam
-    )
-    setting = {"K": run.K, "M": run.M, "eps": run.eps}
+    setting = {"K": run.K, "M": run.M, "eps": run.eps, "lam": run.weight_decay}
+    shrink = list(itertools.accumulate(run.shrink_rates()))
+    thousandth = next((step for step, total in enumerate(shrink, start=1) if total >= math.log(1000)), None)
     result: dict[str, Any] = {
         "run": dataclasses.asdict(run),
-        "p": theory.effective_p(run.K, run.M),
+        "p": configuration.p,
         "configuration": configuration.name,
-        "why": configuration.why,
-        "penalty": [
-            {"x": x, "gradient_to_hold": float(theory.regularizer_gradient(x, **setting, lam=run.weight_decay))}
+        "why": configuration.why + (" (with SGD; Adam rescales every gradient)" if adam else ""),
+        "penalty": []
+        if adam
+        else [
+            {
+                "x": x,
+                "penalty": float(theory.regularizer(x, **setting)),
+                "gradient_to_hold": float(theory.regularizer_gradient(x, **setting)),
+            }
             for x in MAGNITUDES
         ],
-        "decay_budget": budget,
-        "ends_at": {"start": TYPICAL, "end": TYPICAL * math.exp(-budget)},
-        "sign_flip_radius": _sign_flip_radius(run),
+        "decay_budget": shrink[-1],
+        "ends_at": {"start": TYPICAL, "end": TYPICAL * math.exp(-shrink[-1])},
+        "thousandth_at_epoch": None if thousandth is None else thousandth / run.steps_per_epoch,
+        "sign_flips": _sign_flips(run),
         "nearest_preset": _nearest_preset(run),
     }
     result["warnings"] = _warnings(run, result)
     return result
 
 
-def _sign_flip_radius(run: Run) -> float | None:
-    """Weights x below this cannot change sign in a step at the full rate, for gradients up to 1; None where K <= 2."""
-    if run.K <= 2 or run.lr <= 0 or run.lr * run.weight_decay >= 1:
+def _sign_flips(run: Run) -> dict[str, float | None] | None:
+    """Between which sizes of x a step at the peak rate can change a sign; None if at none, an open side if unlimited."""
+    if run.optimizer == "adamw":  # its step in y is about lr, whatever the gradient
+        low, high = 0.0, run.lr / (1 - run.lr * run.weight_decay)
+    else:
+        lr = run.lr / (1 - run.momentum)  # the pace that momentum reaches
+        decay = run.weight_decay * (1 - run.momentum if run.decoupled else 1)
+        if lr * decay >= 1:
+            return {"above": None, "below": None}
+        low, high = theory.sign_flips(K=run.K, M=run.M, eps=run.eps, lr=lr, weight_decay=decay, gradient_bound=GRADIENT)
+    if low > 0 and run.K * math.log(low) > math.log(LARGEST):
         return None
-    run_values = {"lr": run.lr, "weight_decay": run.weight_decay, "gradient_bound": 1.0}
-    radius: float = theory.stagnation_radii(K=run.K, M=run.M, eps=run.eps, **run_values).with_M ** run.K
-    return radius
+    above = low**run.K if low > 0 else None
+    below = high**run.K if high < math.inf and run.K * math.log(high) < math.log(LARGEST) else None
+    return {"above": above, "below": below}
 
 
 def _nearest_preset(run: Run) -> str:
@@ -102,7 +135,7 @@ def _nearest_preset(run: Run) -> str:
     def distance(name: str) -> float:
         preset = PRESETS[name]
         decay = abs(math.log((run.weight_decay + 1e-12) / (preset.weight_decay + 1e-12)))
-        rate = abs(math.log((run.lr + 1e-12) / (preset.lr + 1e-12)))
+        rate = abs(math.log(run.lr / preset.lr))
         stabilizer = abs(math.log10(run.eps + 1e-9) - math.log10(preset.eps + 1e-9))
         return abs(run.K - preset.K) + abs(run.M - preset.M) + stabilizer + decay / 2 + rate / 2
 
@@ -114,16 +147,18 @@ def _warnings(run: Run, result: dict[str, Any]) -> list[str]:
     found = []
     if run.K > 1 and (run.M > 0 or run.eps > 0):
         found.append("Zero is absorbing: tensors that start at zero never train. Use rewa.param_groups for biases and norms.")
-    radius = result["sign_flip_radius"]
-    if radius is not None and radius > TYPICAL:
+    flips = result["sign_flips"]
+    if run.K > 1 and (flips is None or (flips["above"] or 0) > TYPICAL):
+        where = "no weight" if flips is None else f"no weight below |x| = {flips['above']:.2g}"
         found.append(
-            f"Zero is hard to cross: at this rate no weight below {radius:.2g} changes sign in a step (gradients up to 1); "
+            f"Zero is hard to cross: at this rate {where} changes its sign in a step (gradients up to {GRADIENT:g}); "
             "one that starts with the wrong sign is lost. Raise lr, lower M, or use rewa.reparametrize(form='pair')."
         )
-    needed = float(theory.growth_threshold(TYPICAL, run.K, run.M, lam=run.weight_decay))
-    if needed > 0.1:
+    needed = float(theory.regularizer_gradient(TYPICAL, run.K, run.M, run.eps, lam=run.weight_decay))
+    if needed > 0.1 and run.optimizer == "sgd":
         found.append(
-            f"Growth: a weight that starts at {TYPICAL:g} needs a gradient above {needed:.2g} to grow; what sees less dies."
+            f"Growth: a weight that starts at {TYPICAL:g} needs a gradient above {needed:.2g} to grow; what sees less dies. "
+            "Lower weight_decay or M, or start larger."
         )
     if run.K >= 3:
         found.append(
@@ -131,37 +166,57 @@ def _warnings(run: Run, result: dict[str, Any]) -> list[str]:
         )
     if run.optimizer == "adamw" and (run.M > 0 or run.eps > 0):
         found.append("Adam cancels a constant scale: M and eps act through their change over time only. Choose K.")
-    if result["configuration"] == "neither" and not 0 < result["p"] < 1:
+    first = theory.effective_p(run.K, run.M)
+    if result["configuration"] == "neither" and not 0 < first < 1:
         found.append(f"Not an l_p penalty with 0 < p < 1: {result['why']}.")
-    if result["decay_budget"] < 3:
+    if run.weight_decay == 0:
+        found.append("No weight decay: nothing pulls a weight to zero, whatever K and M. Set weight_decay.")
+    elif result["decay_budget"] < 3:
         found.append(
             f"Decay budget {result['decay_budget']:.2g}: an unsupported weight only shrinks to "
             f"{math.exp(-result['decay_budget']):.0%} of its start; little becomes sparse. "
             "Raise weight_decay, lr or the number of steps."
         )
-    if result["decay_budget"] > 40:
-        found.append(f"Decay budget {result['decay_budget']:.3g}: supported weights may die, too. Lower weight_decay.")
     return found
 
 
 def to_text(result: dict[str, Any]) -> str:
     """The same as a page for the terminal."""
-    run = result["run"]
-    radius = result["sign_flip_radius"]
-    ends = result["ends_at"]
+    run, flips, ends = result["run"], result["sign_flips"], result["ends_at"]
+    decay = "decoupled" if run["decoupled"] or run["optimizer"] == "adamw" else "coupled"
+    warmup = f", {run['warmup_epochs']} of them warm-up" if run["warmup_epochs"] else ""
+    thousandth = result["thousandth_at_epoch"]
+    reaches = "does not reach" if thousandth is None else f"by epoch {math.ceil(thousandth)} is"
+    facts = {
+        "penalty": f"{result['why']} (configuration {result['configuration']})",
+        "decay": f"budget {result['decay_budget']:.3g} ({decay}): a weight that gets no gradient goes from {ends['start']:g} "
+        f"to {ends['end']:.2g}, and {reaches} a thousandth of its start",
+        "sign flips": _flips_in_words(flips, run),
+        "nearest preset": result["nearest_preset"],
+    }
     lines = [
         f"ReWA on {run['optimizer']}: K={run['K']:g}, M={run['M']:g}, eps={run['eps']:g}, "
         f"weight_decay={run['weight_decay']:g}, lr={run['lr']:g}, momentum={run['momentum']:g}",
-        f"  penalty        {result['why']} (configuration {result['configuration']})",
-        f"  decay budget   {result['decay_budget']:.3g} over {run['epochs']} epochs of {run['steps_per_epoch']} steps, "
-        f"{run['schedule']}: an unsupported weight goes from {ends['start']:g} to {ends['end']:.2g}",
-        "  sign flips     "
-        + ("possible at every size" if not radius else f"none in one step below |x| = {radius:.2g}, for gradients up to 1"),
-        f"  nearest preset {result['nearest_preset']}",
+        f"{run['epochs']} epochs of {run['steps_per_epoch']} steps{warmup}, {run['schedule']} schedule",
         "",
-        "  to hold a weight at |x|   the gradient must reach",
-        *(f"  {row['x']:>22g}   {row['gradient_to_hold']:>22.3g}" for row in result["penalty"]),
     ]
+    for name, words in facts.items():
+        lines += textwrap.wrap(words, 100, initial_indent=f"  {name:<15}", subsequent_indent=" " * 17)
+    if result["penalty"]:
+        lines += ["", "  at |x|       penalty      gradient that holds it; a larger one makes it grow"]
+    lines += [f"  {row['x']:<10g}   {row['penalty']:<10.3g}   {row['gradient_to_hold']:.3g}" for row in result["penalty"]]
     if result["warnings"]:
-        lines += ["", "Warnings", *(f"  - {warning}" for warning in result["warnings"])]
+        lines += ["", "Warnings"]
+        for warning in result["warnings"]:
+            lines += textwrap.wrap(warning, 100, initial_indent="  - ", subsequent_indent="    ")
     return "\n".join(lines)
+
+
+def _flips_in_words(flips: dict[str, float | None] | None, run: dict[str, Any]) -> str:
+    if run["optimizer"] == "adamw":
+        return f"possible near zero: a step moves y by about lr, {run['lr']:g}"
+    bound = f", for gradients up to {GRADIENT:g}" + (" and momentum at its full pace" if run["momentum"] else "")
+    if flips is None:
+        return f"none in one step, at any size a weight has{bound}"
+    sizes = [f"{side} |x| = {size:.2g}" for side, size in flips.items() if size is not None]
+    return f"possible in one step {' and '.join(sizes) or 'at every size'}{bound}"

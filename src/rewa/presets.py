@@ -35,8 +35,10 @@ class Preset:
     momentum: float = 0.0
     decoupled: bool = False
     epochs: int | None = None
+    steps_per_epoch: int | None = None
     batch_size: int | None = None
     schedule: str | None = None
+    warmup_epochs: int | None = None
     source: str
 
     def optimizer(self, model: nn.Module, **overrides: Any) -> ReWASGD:
@@ -78,6 +80,7 @@ SYNTHETIC = Preset(
     lr=2e-4,
     weight_decay=0.25,
     epochs=800,
+    steps_per_epoch=80,
     batch_size=25,
     schedule="cosine",
     source="hyperparameter summary and appendix 'Synthetic Dataset'",
@@ -91,8 +94,10 @@ CIFAR10 = Preset(
     weight_decay=1e-4,
     momentum=0.875,
     epochs=100,
+    steps_per_epoch=196,
     batch_size=256,
-    schedule="5 warm-up epochs, then cosine",
+    schedule="cosine",
+    warmup_epochs=5,
     source="hyperparameter summary and appendix 'CIFAR10'",
 )
 
@@ -106,8 +111,10 @@ IMAGENET = Preset(
     weight_decay=5e-5,
     momentum=0.9,
     epochs=88,
+    steps_per_epoch=2502,
     batch_size=512,
-    schedule="cyclic (FFCV)",
+    schedule="linear",  # FFCV's "cyclic": up to epoch 2, then down to zero
+    warmup_epochs=2,
     source="appendix 'ImageNet'",
 )
 

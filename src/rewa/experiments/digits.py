@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
 import json
 import statistics
 import time
@@ -25,7 +24,9 @@ import torch
 from torch import Tensor, nn
 
 import rewa
-from rewa.experiments.record import provenance, write_atomically
+from rewa.experiments.record import provenance
+from rewa.figures import save
+from rewa.files import write_atomically
 from rewa.sparsity import Count, count, prunable, thresholded
 
 
@@ -242,9 +243,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
         axes.legend(frameon=False, loc="lower left")
         config = record["config"]
         axes.set_title(f"Digits, {record['weights']:,} weights, {config['epochs']} epochs, {config['seeds']} seeds", loc="left")
-        image = io.BytesIO()
-        figure.savefig(image, dpi=160, format="png")
-        write_atomically(path, image.getvalue())
+        save(figure, path)
 
 
 def show(record: dict[str, Any]) -> None:

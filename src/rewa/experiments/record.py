@@ -1,4 +1,4 @@
-"""Records: what a published number needs beside it, written so that no half of a file is ever seen."""
+"""Records: what a published number needs beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 import rewa
 
-__all__ = ["provenance", "write_atomically"]
+__all__ = ["provenance"]
 
 
 def provenance() -> dict[str, Any]:
@@ -54,18 +54,3 @@ def _commit() -> str | None:
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file that is either the old one or the new one, never half of it.
-
-    Args:
-        path: The file.
-        content: Its text or bytes.
-    """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
