@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -227,7 +227,23 @@ def test_proposition_3_4_configurations(setting, name, p):
     result = theory.configuration(*setting)
     assert result.name == name
     assert result.p == pytest.approx(p)
-    assert result.why
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ((9, 2, 0.0), "eps = 0 and 1 < M < K + 1"),
+        ((9, 1, 0.0), "M <= 1 gives p >= 1, no sparser than l1"),
+        ((3, 5, 0.0), "M >= K + 1 leaves no positive p"),
+        ((3, 0, 1e-3), "eps > 0 and M < 2"),
+        ((3, 2, 1e-3), "eps * log|x|, the limit of configuration B, and p = 0.667 comes from the first term"),
+        ((1, 2, 1e-3), "and the first term has no p below 1"),
+        ((3, 2.5, 1e-3), "M > 2 gives its term a negative exponent"),
+        ((1, 0, 1.0), "its term has p = 2, not below 1"),
+    ],
+)
+def test_proposition_3_4_reasons(setting, words):
+    assert words in theory.configuration(*setting).why
 
 
 @given(K=st.floats(1, 20), M=st.floats(0, 10))
@@ -442,15 +458,29 @@ def test_theorem_3_10_needs_a_bound_of_the_magnitude():
     M=st.floats(0, 8),
     eps=st.sampled_from([0.0, 1e-6, 1e-2, 0.5, 3.0]),
     C=st.floats(0.01, 100),
-    y=st.floats(1e-3, 1e2),
+    t=st.floats(-12, 12),
 )
-@settings(deadline=None)
-def test_theorem_3_10_for_every_setting(K, M, eps, C, y):
+@example(K=5, M=0.5, eps=1e-2, C=0.5, t=-2.0)
+@example(K=3, M=1, eps=0.5, C=0.9, t=6.0)
+@settings(deadline=None, max_examples=300)
+def test_theorem_3_10_for_every_setting(K, M, eps, C, t):
     """`sign_flips` against the update rule, for M and eps together."""
+    y = 10.0**t
     flips = theory.sign_flips(K=K, M=M, eps=eps, lr=0.1, weight_decay=0.0, gradient_bound=10 / C)
     ratio = y**M * (y ** (K - 1) / (y ** (K - 1) + eps) if eps else 1.0) / (C * y)
     if abs(ratio - 1) > 1e-9:
         assert (flips.low < y < flips.high) is (ratio > 1)
+
+
+@pytest.mark.parametrize(
+    ("K", "M", "eps", "C"), [(5, 0.0, 1e-2, 0.5), (5, 0.5, 1e-3, 1.0), (9, 0.9, 0.1, 0.7), (3, 0.2, 1e-6, 30.0)]
+)
+def test_theorem_3_10_below_M_1_signs_flip_between_two_sizes(K, M, eps, C):
+    """With eps > 0 and M < 1 small and large weights keep their sign; both edges solve |y|^(M+K-2) = C (|y|^(K-1) + eps)."""
+    flips = theory.sign_flips(K=K, M=M, eps=eps, lr=0.1, weight_decay=0.0, gradient_bound=10 / C)
+    assert 0 < flips.low < flips.high < math.inf
+    for edge in flips:
+        assert edge ** (M + K - 2) == pytest.approx(C * (edge ** (K - 1) + eps), rel=1e-9)
 
 
 @given(K=st.floats(2.1, 15), share=st.floats(0.001, 0.999), eps=st.floats(1e-6, 0.999), C=st.floats(1e-3, 1))
@@ -578,6 +608,15 @@ def test_theorem_3_14_the_global_minimizer_is_the_one_of_least_p_norm():
     others = [x0, *(x0 + t * (xp - x0) for t in np.linspace(0.01, 0.99, 99))]
     others += [x0 * (1 + 1e-3 * rng.standard_normal(x0.shape)) for _ in range(1000)]
     assert objective(xp) < min(map(objective, others))
+
+
+@pytest.mark.parametrize("B", [0.2, 1.0, 5.0, 1000.0])
+def test_theorem_3_14_as_corrected_cannot_be_improved(B):
+    """Ten weights of size max(1, B) and as many at the threshold as their p-norm allows."""
+    K, gamma = 9, 1.0
+    p = 2 / K
+    kept = math.floor(10 * max(1.0, B) ** p / theory.elimination_threshold(K, gamma) ** p)
+    assert kept <= 10 * theory.sparsity_bound(K, gamma, B) < kept + 1
 
 
 @given(K=st.floats(1, 1e4), gamma=st.floats(0.01, 5), B=st.floats(0.1, 100), seed=st.integers(0, 10**6))
