@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import rewa
-from rewa.sparsity import Count, count, prunable, thresholded
+from rewa.sparsity import Count, count, curve, histogram, prunable, summary, thresholded, whole
 
 
 def test_at_the_threshold_is_zero_by_modulus():
@@ -50,3 +50,81 @@ def test_weights_come_back_bit_for_bit_also_after_an_error():
     with pytest.raises(RuntimeError, match="inside"):
         look_and_fail()
     assert torch.equal(weight.detach().view(torch.int32), before)
+
+
+def small():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 16, 3))
+
+
+def test_curve_evaluates_once_a_threshold_and_restores_every_bit():
+    model = small()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    seen = []
+
+    def value(model):
+        seen.append(count(prunable(model).values()))
+        if len(seen) == 5:
+            raise RuntimeError("inside")
+        return float(seen[-1].nonzero)
+
+    points = curve(model, value, [0.0, 0.05, 0.1, 0.3])
+    assert [point.prunable for point in points] == seen
+    assert [point.value for point in points] == [left.nonzero for left in seen]
+    assert [point.model.nonzero - point.prunable.nonzero for point in points] == [
+        9 - 2
+    ] * 4  # biases and gains; zero norm biases
+    assert seen[0].nonzero > seen[1].nonzero > seen[2].nonzero > seen[3].nonzero
+    with pytest.raises(RuntimeError, match="inside"):
+        curve(model, value, [0.3])
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_summary_counts_layers_and_multiply_adds():
+    model = small()
+    with torch.no_grad():
+        model[0].weight[0] = 0
+    result = summary(model, example_input=torch.zeros(5, 1, 6, 6))
+    conv, linear = result.layers
+    assert (conv.name, conv.shape, conv.count) == ("0.weight", (2, 1, 3, 3), Count(18, 9))
+    assert (conv.multiply_adds, conv.multiply_adds_left) == (18 * 16, 9 * 16)
+    assert (linear.multiply_adds, linear.multiply_adds_left) == (96, 96)
+    assert result.prunable == Count(114, 105)
+    assert result.model == whole(model) == Count(114 + 2 + 4 + 3, 105 + 2 + 2 + 3)
+    assert summary(model).layers[0].multiply_adds is None
+    assert "mult-adds" not in str(summary(model))
+    assert result.to_dict()["layers"][0]["count"] == {"total": 18, "nonzero": 9}
+    assert Count(4, 1).sparsity == 0.75
+
+
+def test_summary_leaves_the_model_as_it_was():
+    model = small().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(RuntimeError):
+        summary(model, example_input=torch.zeros(5, 2, 6, 6))
+    summary(model, example_input=(torch.randn(5, 1, 6, 6),))
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_weight_used_twice_counts_twice():
+    layer = nn.Linear(3, 3)
+    model = nn.Sequential(layer, layer)
+    assert summary(model, example_input=torch.zeros(2, 3)).layers[0].multiply_adds == 18
+
+
+def test_histogram_holds_every_weight():
+    model = small()
+    with torch.no_grad():
+        model[4].weight[0] = 0
+    counts, edges, zeros = histogram(model)
+    assert zeros == 32
+    assert counts.sum() + zeros == 114
+    assert len(edges) == len(counts) + 1
+    assert 10 ** edges[-1] == pytest.approx(max(weight.abs().max().item() for weight in prunable(model).values()))
+    nn.init.zeros_(model[0].weight)
+    nn.init.zeros_(model[4].weight)
+    counts, _, zeros = histogram(model)
+    assert (counts.sum(), zeros) == (0, 114)

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["write_atomically"]
+__all__ = ["replacing", "write_atomically"]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A scratch path to write to; what it holds takes the place of ``path`` if the block ends well, and else is removed.
+
+    Args:
+        path: The file to be made or replaced.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield scratch
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -15,9 +32,5 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         path: The file.
         content: Its text or bytes.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rewa.optim.groups import ParamGroups, param_groups
 
-__all__ = ["Count", "count", "prunable", "thresholded"]
+__all__ = ["Count", "Layer", "Point", "Summary", "count", "curve", "histogram", "prunable", "summary", "thresholded", "whole"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Count:
     def compression_ratio(self) -> float:
         """Parameters over nonzero parameters, infinite when none is left."""
         return self.total / self.nonzero if self.nonzero else math.inf
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the parameters that is zero."""
+        return 1 - self.nonzero / self.total if self.total else 0.0
 
     def __add__(self, other: Count) -> Count:
         return Count(self.total + other.total, self.nonzero + other.nonzero)
@@ -98,3 +106,191 @@ def thresholded(tensors: Iterable[Tensor], threshold: float) -> Iterator[Count]:
         with torch.no_grad():
             for tensor, original in zip(tensors, saved, strict=True):
                 tensor.copy_(original)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One weight of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    count: Count
+    multiply_adds: int | None  # of one example, with every weight
+    multiply_adds_left: int | None  # with the nonzero ones
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How sparse a model is: the weights that can become sparse layer by layer, and the whole."""
+
+    threshold: float
+    layers: tuple[Layer, ...]
+    prunable: Count
+    model: Count
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        width = max([len(layer.name) for layer in self.layers] + [len("prunable weights")])
+        counted = any(layer.multiply_adds is not None for layer in self.layers)
+        lines = [f"{'':<{width}}  {'shape':<16} {'weights':>12} {'nonzero':>12} {'zero':>7}  {'ratio':>8}"]
+        lines[0] += f" {'mult-adds':>14} {'left':>14}" if counted else ""
+        for layer in self.layers:
+            shape = "x".join(map(str, layer.shape))
+            lines.append(f"{layer.name:<{width}}  {shape:<16} {_columns(layer.count)}")
+            if layer.multiply_adds is not None:
+                lines[-1] += f" {layer.multiply_adds:>14,} {layer.multiply_adds_left:>14,}"
+        lines.append(f"{'prunable weights':<{width}}  {'':<16} {_columns(self.prunable)}")
+        if counted:
+            totals = [
+                sum(getattr(layer, name) or 0 for layer in self.layers) for name in ("multiply_adds", "multiply_adds_left")
+            ]
+            lines[-1] += f" {totals[0]:>14,} {totals[1]:>14,}"
+        lines.append(f"{'whole model':<{width}}  {'':<16} {_columns(self.model)}")
+        return "\n".join(lines)
+
+
+def _columns(count: Count) -> str:
+    ratio = f"{count.compression_ratio:.4g}x"
+    return f"{count.total:>12,} {count.nonzero:>12,} {count.sparsity:>7.2%}  {ratio:>8}"
+
+
+def summary(model: nn.Module, threshold: float = 0.0, *, example_input: Any = None) -> Summary:
+    """Count a model's weights, layer by layer, and what is left of its multiply-adds.
+
+    Args:
+        model: The model.
+        threshold: The largest modulus that counts as zero.
+        example_input: What to call the model with, for the multiply-adds of its linear and convolution layers, given for one
+            example; a tuple for several arguments.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+        >>> _ = nn.init.zeros_(model[0].weight)
+        >>> print(summary(model, example_input=torch.ones(5, 3)))
+                          shape                 weights      nonzero    zero     ratio      mult-adds           left
+        0.weight          2x3                         6            0 100.00%      infx              6              0
+        2.weight          1x2                         2            2   0.00%        1x              2              2
+        prunable weights                              8            2  75.00%        4x              8              2
+        whole model                                  11            5  54.55%      2.2x
+    """
+    positions = {} if example_input is None else _positions(model, example_input)
+    weights = prunable(model)
+    layers = []
+    for name, weight in weights.items():
+        left = count([weight], threshold)
+        uses = positions.get(id(weight))
+        layers.append(
+            Layer(
+                name=name,
+                shape=tuple(weight.shape),
+                count=left,
+                multiply_adds=None if uses is None else uses * left.total,
+                multiply_adds_left=None if uses is None else uses * left.nonzero,
+            )
+        )
+    return Summary(threshold, tuple(layers), count(weights.values(), threshold), whole(model, threshold))
+
+
+def whole(model: nn.Module, threshold: float = 0.0) -> Count:
+    """Count all parameters; the threshold is for the weights that can become sparse, the others are counted as they are.
+
+    Args:
+        model: The model.
+        threshold: The largest modulus of a prunable weight that counts as zero.
+
+    Example:
+        >>> whole(nn.Linear(3, 2), threshold=math.inf)
+        Count(total=8, nonzero=2)
+    """
+    weights = prunable(model).values()
+    cut = {id(weight) for weight in weights}
+    return count(weights, threshold) + count(param for param in model.parameters() if id(param) not in cut)
+
+
+def _positions(model: nn.Module, example_input: Any) -> dict[int, int]:
+    """How often each weight of a linear or convolution layer is used for one example, by the weight's id."""
+    uses: dict[int, int] = {}
+
+    def hook(module: Any, _: Any, output: Tensor) -> None:
+        weight: Tensor = module.weight
+        uses[id(weight)] = uses.get(id(weight), 0) + output.numel() // weight.shape[0]
+
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    hooks = [module.register_forward_hook(hook) for module in model.modules() if isinstance(module, kinds)]
+    arguments = example_input if isinstance(example_input, tuple) else (example_input,)
+    training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(*arguments)
+    finally:
+        model.train(training)
+        for handle in hooks:
+            handle.remove()
+    batch = next(len(argument) for argument in arguments if isinstance(argument, Tensor))
+    return {key: value // batch for key, value in uses.items()}
+
+
+def histogram(model: nn.Module, bins: NDArray[np.float64] | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+    """How the sizes of the weights are spread: counts of log10|x| by bin.
+
+    Args:
+        model: The model.
+        bins: Edges in log10|x|; by default 60 between the smallest and the largest.
+
+    Returns:
+        The counts, the edges, and how many weights are exactly zero.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.copy_(torch.tensor([[0.0, 1.0], [-0.01, 100.0]]))
+        >>> counts, edges, zeros = histogram(model, bins=np.array([-3.0, -1.0, 1.0, 3.0]))
+        >>> counts.tolist(), zeros
+        ([1, 1, 1], 1)
+    """
+    sizes = torch.cat([weight.detach().abs().flatten().double() for weight in prunable(model).values()]).numpy()
+    logs = np.log10(sizes[sizes > 0])
+    if bins is None:
+        low, high = (logs.min(), logs.max()) if len(logs) else (-1.0, 0.0)
+        bins = np.linspace(low, max(high, low + 1e-9), 61)
+    counts, edges = np.histogram(logs, bins)
+    return counts.astype(np.int64), edges, int((sizes == 0).sum())
+
+
+@dataclass(frozen=True)
+class Point:
+    """A threshold, what it leaves, and what the model is worth with it."""
+
+    threshold: float
+    prunable: Count
+    model: Count
+    value: float
+
+
+def curve(model: nn.Module, evaluate: Callable[[nn.Module], float], thresholds: Iterable[float]) -> list[Point]:
+    """Accuracy against compression: one evaluation for each threshold.
+
+    Args:
+        model: The model; its weights are restored bit for bit afterwards, also when ``evaluate`` raises.
+        evaluate: Takes the model and returns what it is worth, on validation data.
+        thresholds: The largest moduli that count as zero.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.copy_(torch.tensor([[0.1, 3.0]]))
+        >>> for point in curve(model, lambda model: model.weight.sum().item(), [0.0, 0.5]):
+        ...     print(point.threshold, point.prunable.compression_ratio, round(point.value, 2))
+        0.0 1.0 3.1
+        0.5 2.0 3.0
+    """
+    weights = list(prunable(model).values())
+    points = []
+    for threshold in thresholds:
+        with thresholded(weights, threshold) as left:
+            points.append(Point(threshold, left, whole(model), float(evaluate(model))))
+    return points

@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import rewa
+from rewa.sparsity import Count, count, prunable
+from rewa.zeros import recalibrate_norms
+
+
+def network():
+    return nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 5))
+
+
+def bits(model):
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def kept(model):
+    return count(prunable(model).values()).nonzero
+
+
+# ------------------------------------------------------------------------------------------------ finalize
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9, 0.987, 1.0])
+def test_sparsity_is_met_and_not_overshot(sparsity):
+    model = network()
+    report = rewa.finalize(model, sparsity=sparsity)
+    total = 6 * 18 + 5 * 96
+    assert kept(model) == total - math.ceil(sparsity * total)
+    assert report.summary.prunable == Count(total, kept(model))
+    assert report.value is report.value_before is None
+
+
+def test_threshold_is_written_by_modulus_and_nothing_else_changes():
+    model = network()
+    before = bits(model)
+    rewa.finalize(model, threshold=0.05)
+    for name, tensor in model.state_dict().items():
+        old = before[name]
+        expected = torch.where(old.abs() <= 0.05, 0, old) if name in ("0.weight", "4.weight") else old
+        assert torch.equal(tensor, expected)
+
+
+def test_ties_are_cut_together():
+    model = nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.5, -0.5, 0.5, 1.0]]))
+    report = rewa.finalize(model, sparsity=0.3)
+    assert report.summary.prunable == Count(4, 1)
+
+
+@pytest.mark.parametrize("max_drop", [0.0, 0.1, 1.0, 7.0, 1000.0])
+def test_max_drop_keeps_as_few_weights_as_it_allows(max_drop):
+    """The value is the sum of the moduli: the fewest weights that may be kept are known."""
+    model = nn.Linear(100, 10, bias=False)
+
+    def value(model):
+        return model.weight.abs().sum().item()
+
+    sizes = model.weight.detach().abs().flatten().sort().values
+    before = bits(model)
+    report = rewa.finalize(model, evaluate=value, max_drop=max_drop, precision=1e-6)
+    allowed = int((sizes.cumsum(0) <= max_drop + 1e-12).sum())
+    assert kept(model) == max(1000 - allowed, 1)
+    assert report.value_before - report.value <= max_drop
+    assert report.value == value(model)
+    assert len(report.evaluations) <= 30
+    coarse = nn.Linear(100, 10, bias=False)
+    coarse.load_state_dict(before)
+    report = rewa.finalize(coarse, evaluate=value, max_drop=max_drop)
+    assert kept(model) <= kept(coarse) <= max(1.011 * kept(model), kept(model) + 1)
+    assert len(report.evaluations) <= 13
+
+
+def test_a_jagged_value_is_still_kept():
+    """Bisection may miss the best point of a value that is not monotone; what it takes meets the target."""
+    model = nn.Linear(100, 10, bias=False)
+
+    def value(model):
+        return math.sin(kept(model))
+
+    report = rewa.finalize(model, evaluate=value, max_drop=0.3)
+    assert value(model) == report.value >= report.value_before - 0.3
+
+
+@pytest.mark.parametrize("call", ["evaluate", "loader"])
+def test_an_error_leaves_the_model_untouched(call):
+    model = network()
+    before = bits(model)
+    calls = []
+
+    def value(model):
+        calls.append(1)
+        if len(calls) == 4 and call == "evaluate":
+            raise KeyboardInterrupt
+        return float(kept(model))
+
+    def loader():
+        yield torch.randn(4, 2, 6, 6)
+        if call == "loader":
+            yield torch.randn(4, 3, 6, 6)  # a wrong number of channels
+
+    error = KeyboardInterrupt if call == "evaluate" else RuntimeError
+    with pytest.raises(error):
+        rewa.finalize(model, evaluate=value, max_drop=100.0, recalibrate=loader())
+    assert unchanged(model, before)
+
+
+def test_a_target_that_cannot_be_met_says_how_close_it_came():
+    model = network()
+    before = bits(model)
+    values = iter([1.0, 0.8])
+    with pytest.raises(ValueError, match=r"max_drop=0.1 cannot be met: .* from 1 to 0.8 already"):
+        rewa.finalize(model, evaluate=lambda model: next(values), max_drop=0.1, recalibrate=[torch.randn(8, 2, 6, 6)])
+    assert unchanged(model, before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "exactly one of max_drop, sparsity and threshold; got none"),
+        ({"sparsity": 0.5, "threshold": 0.1}, "got sparsity, threshold"),
+        ({"sparsity": 1.5}, "Invalid sparsity: 1.5"),
+        ({"threshold": -1.0}, "Invalid threshold: -1.0"),
+        ({"threshold": math.nan}, "Invalid threshold: nan"),
+        ({"max_drop": 0.1}, "max_drop needs evaluate"),
+        ({"max_drop": 0.1, "evaluate": lambda model: math.nan}, "evaluate returned NaN"),
+    ],
+)
+def test_bad_targets_are_named(arguments, message):
+    model = network()
+    before = bits(model)
+    with pytest.raises(ValueError, match=message):
+        rewa.finalize(model, **arguments)
+    assert unchanged(model, before)
+
+
+def test_models_without_a_threshold():
+    with pytest.raises(ValueError, match="no weight that can become sparse"):
+        rewa.finalize(nn.LayerNorm(3), sparsity=0.5)
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, math.nan)
+    with pytest.raises(ValueError, match="NaN or infinite weights"):
+        rewa.finalize(model, sparsity=0.5)
+
+
+def test_recalibration_estimates_the_norms_of_the_sparse_model():
+    """The statistics are those of all inputs through the cut weights; the mode and the momentum come back."""
+    model = network().train()
+    data = torch.randn(64, 2, 6, 6)
+    rewa.finalize(model, sparsity=0.8, recalibrate=[(data[i : i + 16], "label") for i in range(0, 64, 16)])
+    out = model[0](data)
+    torch.testing.assert_close(model[1].running_mean, out.mean((0, 2, 3)))
+    variances = torch.stack([out[i : i + 16].var((0, 2, 3)) for i in range(0, 64, 16)]).mean(0)
+    torch.testing.assert_close(model[1].running_var, variances)
+    assert model.training
+    assert model[1].training
+    assert model[1].momentum == 0.1
+
+
+def test_recalibration_takes_as_many_batches_as_told_and_leaves_dropout_off():
+    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3))
+    recalibrate_norms(model, [torch.ones(4, 3)])
+    torch.testing.assert_close(model[1].running_mean, torch.ones(3))
+    taken = []
+
+    def loader():
+        for index in range(1000):
+            taken.append(index)
+            yield torch.randn(4, 2, 6, 6)
+
+    rewa.finalize(network(), sparsity=0.5, recalibrate=loader(), recalibrate_batches=7)
+    assert len(taken) == 7
+
+
+def test_report_reads_well_and_is_json(tmp_path):
+    model = network()
+    report = rewa.finalize(model, evaluate=lambda model: 0.75, max_drop=0.5)
+    text = str(report)
+    assert "0.weight" in text
+    assert "value 0.75 before and 0.75 after (+0)" in text
+    path = rewa.save_packed(model, tmp_path / "x.safetensors", report=report.to_dict()).path
+    kept_report = rewa.packed.read_packed(path).report
+    assert kept_report["threshold"] == report.threshold
+    assert kept_report["summary"]["prunable"]["nonzero"] == kept(model)
+
+
+# -------------------------------------------------------------------------------------------- freeze_zeros
+
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1, initial_accumulator_value=0.1),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.01, momentum=0.9, centered=True),
+    "adadelta": lambda params: torch.optim.Adadelta(params),
+    "rprop": lambda params: torch.optim.Rprop(params),
+    "fused": lambda params: torch.optim.AdamW(params, lr=0.1, fused=True),
+    "rewa": lambda params: rewa.ReWASGD(params, lr=1e-3, momentum=0.9),
+    "lbfgs": lambda params: torch.optim.LBFGS(params, max_iter=3),
+}
+
+
+def sparse_model():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    rewa.finalize(model, sparsity=0.7)
+    return model
+
+
+def loss(model):
+    return (model(torch.linspace(-1, 1, 40).reshape(5, 8)) - 1).square().sum()
+
+
+def zeros_of(model):
+    return {name: weight.detach() == 0 for name, weight in prunable(model).items()}
+
+
+def train(model, optimizer, steps=5):
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        return value
+
+    for _ in range(steps):
+        closure()
+        optimizer.step(closure if isinstance(optimizer, torch.optim.LBFGS) else None)
+
+
+def same_zeros(model, zeros):
+    return all(torch.equal(found, zeros[name]) for name, found in zeros_of(model).items())
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("through", ["model", "optimizer"])
+def test_zeros_stay_with_every_optimizer_and_the_rest_trains(make, through):
+    """The optimizer has momentum from before the freeze, when the weights that are zero now were not."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = make(model.parameters())
+    train(model, optimizer)
+    rewa.finalize(model, sparsity=0.7)
+    zeros, before = zeros_of(model), bits(model)
+    frozen = rewa.freeze_zeros(model if through == "model" else optimizer)
+    for _ in range(5):
+        train(model, optimizer, steps=1)
+        assert same_zeros(model, zeros)
+    for name, tensor in model.state_dict().items():
+        alive = ~zeros.get(name, torch.zeros_like(tensor, dtype=torch.bool))
+        assert (tensor[alive] != before[name][alive]).any()
+    frozen.remove()
+    if not isinstance(optimizer, rewa.ReWASGD):  # to which zero is absorbing
+        train(model, optimizer)
+        assert not same_zeros(model, zeros)
+
+
+def test_an_optimizer_made_later_is_covered():
+    model = sparse_model()
+    zeros = zeros_of(model)
+    rewa.freeze_zeros(model)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    assert same_zeros(model, zeros)
+
+
+def test_gradients_of_frozen_elements_do_not_reach_the_state():
+    model = sparse_model()
+    zeros = zeros_of(model)
+    rewa.freeze_zeros(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer)
+    squares = optimizer.state[model[0].weight]["exp_avg_sq"]
+    assert (squares[zeros["0.weight"]] == 0).all()
+    assert (squares[~zeros["0.weight"]] > 0).any()
+
+
+def test_averages_and_copies_keep_the_zeros():
+    model = sparse_model()
+    zeros = zeros_of(model)
+    rewa.freeze_zeros(model)
+    average = AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    other = copy.deepcopy(model)
+    train(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    assert same_zeros(other, zeros)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        train(model, optimizer, steps=1)
+        average.update_parameters(model)
+    assert same_zeros(average.module, zeros)
+
+
+def test_a_pickled_model_keeps_the_zeros():
+    code = (
+        "import io, torch, rewa\n"
+        "model = torch.nn.Linear(8, 4)\n"
+        "rewa.finalize(model, sparsity=0.7)\n"
+        "rewa.freeze_zeros(model)\n"
+        "buffer = io.BytesIO()\n"
+        "torch.save(model, buffer)\n"
+        "buffer.seek(0)\n"
+        "other = torch.load(buffer, weights_only=False)\n"
+        "optimizer = torch.optim.SGD(other.parameters(), lr=0.1)\n"
+        "other(torch.ones(2, 8)).sum().backward()\n"
+        "optimizer.step()\n"
+        "assert torch.equal(other.weight == 0, model.weight == 0)\n"
+        "assert not torch.equal(other.weight, model.weight)\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+
+
+def test_writes_from_outside_do_not_last():
+    """A merged adapter, through .data or not: gone when the model runs, is saved or is stepped."""
+    for look in (lambda model: model(torch.ones(1, 8)), lambda model: model.state_dict()):
+        model = sparse_model()
+        zeros = zeros_of(model)
+        rewa.freeze_zeros(model)
+        model[0].weight.data += torch.ones(16, 1) @ torch.ones(1, 8)
+        look(model)
+        assert same_zeros(model, zeros)
+
+
+def test_a_graph_that_holds_the_weight_stays_valid():
+    """The model runs twice before backward: clearing the zeros again is no edit that autograd would refuse."""
+    model = sparse_model()
+    rewa.freeze_zeros(model)
+    (loss(model) + loss(model)).backward()
+
+
+def test_mixed_precision():
+    model = sparse_model().float()
+    zeros = zeros_of(model)
+    rewa.freeze_zeros(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = model(torch.ones(2, 8, dtype=torch.float32)).square().sum()
+        value.backward()
+        optimizer.step()
+    assert same_zeros(model, zeros)
+    low = sparse_model().bfloat16()
+    zeros = zeros_of(low)
+    rewa.freeze_zeros(low)
+    optimizer = torch.optim.AdamW(low.parameters(), lr=0.1)
+    low(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    assert same_zeros(low, zeros)
+
+
+def test_resume_gives_the_same_trajectory(tmp_path):
+    torch.manual_seed(1)
+    model = sparse_model()
+    zeros = zeros_of(model)
+    rewa.freeze_zeros(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    train(model, optimizer, steps=4)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt")
+    train(model, optimizer, steps=4)
+    checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    resumed = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    resumed.load_state_dict(checkpoint["model"])
+    rewa.freeze_zeros(resumed)
+    again = torch.optim.AdamW(resumed.parameters(), lr=0.05)
+    again.load_state_dict(checkpoint["optimizer"])
+    train(resumed, again, steps=4)
+    assert same_zeros(resumed, zeros)
+    assert unchanged(resumed, bits(model))
+
+
+def test_freezing_again_follows_the_zeros_of_now():
+    model = sparse_model()
+    rewa.freeze_zeros(model)
+    rewa.finalize(model, sparsity=0.9)
+    frozen = rewa.freeze_zeros(model)
+    zeros = zeros_of(model)
+    assert frozen.count == count(prunable(model).values())
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert same_zeros(model, zeros)
+    assert len(model[0]._forward_pre_hooks) == 1
+    frozen.remove()
+    assert len(model[0]._forward_pre_hooks) == len(model[0]._state_dict_pre_hooks) == 0
+
+
+def test_a_compiled_model_trains_with_its_zeros():
+    model = sparse_model()
+    zeros = zeros_of(model)
+    rewa.freeze_zeros(model)
+    compiled = torch.compile(model, backend="eager")
+    train(compiled, torch.optim.SGD(model.parameters(), lr=0.1), steps=2)
+    assert same_zeros(model, zeros)
+
+
+def test_biases_that_happen_to_be_zero_train():
+    model = sparse_model()
+    nn.init.zeros_(model[0].bias)
+    rewa.freeze_zeros(model)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    reached = (model[2].weight != 0).any(0)
+    assert (model[0].bias[reached] != 0).all()
