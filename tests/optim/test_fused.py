@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import rewa
+from rewa import native
 from rewa.optim import fused
 
 
@@ -158,10 +159,10 @@ def no_kernels(monkeypatch, tmp_path):
     """A process that has compiled nothing yet, with a cache of its own."""
     monkeypatch.setenv("REWA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(fused, "_warned", [])
-    for function in (fused._kernel, fused._cache):
+    for function in (fused._kernel, native._cache):
         function.cache_clear()
     yield tmp_path / "cache"
-    for function in (fused._kernel, fused._cache):
+    for function in (fused._kernel, native._cache):
         function.cache_clear()
 
 

@@ -1,20 +1,10 @@
-"""The fused step: kernel.cpp, compiled for a setting at its first use, kept on disk, called through ctypes.
-
-A plain C interface rather than a torch extension: it compiles in a third of a second without torch's headers, needs only a
-C++ compiler, and one call steps every tensor of a group.
-"""
+"""The fused step: kernel.cpp, compiled for a setting at its first use; one call steps every tensor of a group."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shlex
-import shutil
 import subprocess
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rewa.native import build
 from rewa.reparam import LARGEST_PRODUCT
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
@@ -154,7 +145,7 @@ def _call(
 def _kernel(*macros: str) -> Callable[..., None] | None:
     """The compiled step for one setting, or None, with one warning for the process, where it cannot be had."""
     try:
-        library = ctypes.CDLL(str(_build(macros)))
+        library = ctypes.CDLL(str(build(SOURCE, macros)))
     except (OSError, subprocess.SubprocessError) as error:
         _warn_once((getattr(error, "stderr", None) or str(error)).strip()[:500])
         return None
@@ -178,60 +169,4 @@ def _warn_once(reason: str) -> None:
     )
 
 
-def _build(macros: tuple[str, ...]) -> Path:
-    """Compile kernel.cpp with these macros unless that was done before; return the library's path."""
-    compiler = shlex.split(os.environ.get("CXX", "")) or list(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))[:1]
-    if not compiler:
-        raise FileNotFoundError("no C++ compiler was found.")
-    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-march=native"]
-    if platform.machine() in ("x86_64", "AMD64"):
-        flags.append("-mprefer-vector-width=512")
-    key = hashlib.sha256(repr((SOURCE.read_bytes(), compiler, flags, macros, _processor())).encode()).hexdigest()[:24]
-    target = _cache() / f"step-{key}.so"
-    if target.exists():
-        return target
-    # Threads and vectorized pow are worth having but not everywhere to be had; the last try is plain C++.
-    for extras in (["-fopenmp", "-DVECTOR_POW", "-lmvec"], ["-fopenmp"], []):
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            output = Path(scratch, "step.so")
-            command = [*compiler, *flags, *macros, str(SOURCE), "-o", str(output), *extras]
-            try:
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-                ctypes.CDLL(str(output))
-            except (OSError, subprocess.SubprocessError):
-                if not extras:
-                    raise
-                continue
-            output.replace(target)
-            break
-    return target
-
-
-def _processor() -> str:
-    """What -march=native depends on, so that a home directory shared by unlike machines holds a kernel for each."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
-    except OSError:
-        return platform.processor() + platform.platform()
-
-
-@functools.lru_cache(maxsize=1)
-def _cache() -> Path:
-    """A directory for compiled kernels that only this user can write to: what lies in it is run."""
-    base = os.environ.get("REWA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rewa")
-    try:
-        path = Path(base)
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
-        if os.access(path, os.W_OK) and not (status.st_mode & 0o022) and status.st_uid == os.getuid():
-            return path
-    except OSError:
-        pass  # no home or a read-only one: compile for this process only
-    private = tempfile.TemporaryDirectory(prefix="rewa-")
-    _keep_alive.append(private)
-    return Path(private.name)
-
-
-_keep_alive: list[tempfile.TemporaryDirectory[str]] = []
 _warned: list[str] = []
