@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -90,7 +91,9 @@ def test_text_and_json_have_the_same_content(capsys):
         (["--lr", "0"], "Invalid learning rate: 0.0"),
         (["--lr", "2", "--weight-decay", "1"], "lr * weight_decay = 2"),
         (["--plot", "out.gif"], "must end in .png, .svg, .pdf; got 'out.gif'"),
-        (["--figure", "geometry", "--plot", "nowhere/out.png"], "nowhere"),
+        (["--figure", "geometry", "--plot", "nowhere/out.png"], "no folder 'nowhere'"),
+        (["--figure", "geometry", "--json"], "leave --json out"),
+        (["--M", "10000"], "M=10000 is too large"),
         (["--weight-decay", "-1"], "Invalid weight_decay value: -1.0"),
     ],
 )
@@ -182,3 +185,102 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["explain", "--figure", "geometry"]) == 2
     assert "pip install 'rewa[plot]'" in capsys.readouterr().err
+
+
+def test_numbers_of_a_setting():
+    run = Run(K=3, M=2, eps=1e-3, weight_decay=5e-5, lr=1.0, momentum=0.9, epochs=2, steps_per_epoch=10, schedule="constant")
+    result = explain(run)
+    assert result["decay_budget"] == pytest.approx(3 * 5e-5 * 20 / 0.1)
+    assert result["ends_at"]["end"] == pytest.approx(0.05 * math.exp(-result["decay_budget"]))
+    (row,) = (row for row in result["penalty"] if row["x"] == 1e-3)
+    assert row["gradient_to_hold"] == pytest.approx(5e-5 * (1e-3 ** (-1 / 3) + 1e-3 * 1e-3**-1))
+    assert row["penalty"] == pytest.approx(5e-5 * (1.5 * 1e-3 ** (2 / 3) + 1e-3 * math.log(1e-3)))
+    # Momentum at its full pace moves ten times as far: lr 10 without it flips the same weights.
+    alone = dataclasses.replace(run, lr=10.0, momentum=0.0)
+    assert result["sign_flips"] == pytest.approx(explain(alone)["sign_flips"])
+    decoupled = explain(dataclasses.replace(run, decoupled=True, weight_decay=0.5))
+    assert decoupled["sign_flips"] == pytest.approx(explain(dataclasses.replace(alone, weight_decay=0.05))["sign_flips"])
+    strong = dataclasses.replace(run, weight_decay=0.5)
+    assert explain(strong)["sign_flips"] == {"above": None, "below": None}
+    adam = explain(Run(optimizer="adamw", lr=0.01, K=2))
+    assert adam["sign_flips"] == {"above": None, "below": pytest.approx(1e-4, rel=1e-4)}
+    assert adam["penalty"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"K": 1, "M": 0}, "Zero is absorbing"),
+        ({"M": 0}, "Zero is absorbing"),
+        ({}, "Zero is hard to cross"),
+        ({"M": 0}, "Zero is hard to cross"),
+        ({"weight_decay": 0.05}, "Growth"),
+        ({"M": 0, "weight_decay": 0.3}, "Growth"),  # it settles, it does not die
+        ({"optimizer": "adamw", "weight_decay": 0.5, "M": 4}, "Growth"),
+        ({"K": 2}, "Low precision"),
+        ({"optimizer": "adamw", "M": 0}, "Adam cancels"),
+        ({"eps": 1e-3}, "Not an l_p penalty"),
+        ({}, "Decay budget"),
+        ({}, "No weight decay"),
+        ({"eps": 1e-3}, "eps with M > 2"),
+        ({}, "Decay too strong"),
+        ({"weight_decay": 0.1, "decoupled": True}, "Decay too strong"),
+    ],
+)
+def test_no_warning_where_there_is_no_trap(change, words):
+    assert not any(words in warning for warning in explain(Run(**{**CIFAR10, **change}))["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"K": 1, "M": 2}, "Zero is absorbing"),
+        ({"M": 0, "eps": 1e-3}, "Zero is absorbing"),
+        ({"M": 3, "eps": 1e-3}, "eps with M > 2"),
+        ({"weight_decay": 0.1}, "Decay too strong for this momentum"),
+        ({"weight_decay": 1e-5}, "Decay budget 1.8"),
+    ],
+)
+def test_further_warnings(change, words):
+    assert any(words in warning for warning in explain(Run(**{**CIFAR10, **change}))["warnings"])
+
+
+def test_a_decay_too_strong_for_the_momentum_swings():
+    """Just below the strongest decay a weight without gradient keeps its sign, well above it does not."""
+    for ratio, flips in ((0.9, False), (4.0, True)):
+        lr, momentum = 0.1, 0.9
+        decay = ratio * rewa.theory.strongest_decay(momentum) / lr
+        param = nn.Parameter(torch.tensor([1.0]))
+        optimizer = rewa.ReWASGD([param], lr=lr, K=3, M=2, momentum=momentum, weight_decay=decay)
+        seen = []
+        for _ in range(100):
+            param.grad = torch.zeros(1)
+            optimizer.step()
+            seen.append(param.item())
+        assert (min(seen) < 0) is flips
+
+
+def test_adamw_follows_its_budget():
+    run = Run(optimizer="adamw", K=9, M=2, lr=0.01, weight_decay=0.5, epochs=1, steps_per_epoch=500, schedule="linear")
+    budget = explain(run)["decay_budget"]
+    param = nn.Parameter(torch.tensor([1.0]))
+    optimizer = rewa.ReWAAdamW([param], lr=0.01, K=9, M=2, weight_decay=0.5)
+    for rate in learning_rates(0.01, 500, schedule="linear"):
+        optimizer.param_groups[0]["lr"] = rate
+        param.grad = torch.zeros(1)
+        optimizer.step()
+    assert -math.log(param.item()) == pytest.approx(budget, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "possible in one step above |x| = 0.0016, for gradients up to 1 and momentum at its full pace"),
+        ({"lr": 1e-6}, "none in one step, at any size a weight has"),
+        ({"M": 0, "momentum": 0.0}, "possible in one step below |x| = 4.7e-06, for gradients up to 1"),
+        ({"M": 1, "lr": 2.0}, "possible in one step at every size"),
+        ({"optimizer": "adamw"}, "possible near zero: a step moves y by about lr, 0.256"),
+    ],
+)
+def test_sign_flips_in_words(change, words):
+    assert words in " ".join(to_text(explain(Run(**{**CIFAR10, **change}))).split())

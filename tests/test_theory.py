@@ -78,6 +78,11 @@ def test_decay_budget_against_a_real_run(momentum, decoupled):
         (lambda: theory.decay_budget([0.1], K=9, weight_decay=1, momentum=1.0), "Invalid momentum value: 1.0"),
         (lambda: theory.weight_decay_for(2.0, [0.1], K=9), "Invalid shrink_to: 2.0"),
         (lambda: theory.weight_decay_for(0.1, [0.0], K=9), "sum to nothing"),
+        (lambda: theory.weight_decay_for(1e-9, [1.0] * 2, K=1, momentum=0.9), "too strong for a weight to follow"),
+        (lambda: theory.decay_budget([0.1], K=0.2, weight_decay=1), "Invalid K value: 0.2"),
+        (lambda: theory.decay_budget([float("nan")], K=9, weight_decay=1), "sum to nan"),
+        (lambda: theory.scad_critical_radius(lam=-1.0), "Invalid lam: -1.0"),
+        (lambda: theory.sign_flips(K=9, M=2, eps=0, lr=1, weight_decay=0, gradient_bound=float("nan")), "gradient_bound=nan"),
         (lambda: theory.sparsity_bound(9, 0.0, 1.0), "gamma > 0 and B > 0, got gamma=0.0"),
         (lambda: theory.elimination_threshold(9, -1.0), "Invalid gamma: -1.0"),
         (lambda: theory.stagnation_radii(K=2, M=2, eps=0, lr=1, weight_decay=0, gradient_bound=1), "need K > 2; got K=2"),
@@ -90,3 +95,14 @@ def test_decay_budget_against_a_real_run(momentum, decoupled):
 def test_bad_values_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_penalties_of_other_methods():
+    x = np.array([0.0, 0.5, 1.0, 2.0, 3.0, 10.0])
+    np.testing.assert_allclose(theory.mcp(-x, lam=1.0, a=3.0), [0, 0.5 - 0.25 / 6, 1 - 1 / 6, 2 - 4 / 6, 1.5, 1.5])
+    np.testing.assert_allclose(theory.scad(-x, lam=1.0, a=3.0), [0, 0.5, 1, (12 - 4 - 1) / 4, 2, 2])
+
+
+@pytest.mark.parametrize(("M", "at_zero"), [(2, math.inf), (1, 0.25), (0, 0.0)])
+def test_growth_threshold_at_zero(M, at_zero):
+    assert theory.growth_threshold(0.0, 9, M, lam=0.25) == at_zero

@@ -1,7 +1,9 @@
 """rewa: sparse models by reparameterization, weight decay and adaptive learning rates (ReWA), for PyTorch."""
 
 from rewa import presets, reparam, sparsity, theory
+from rewa.export import export_onnx
 from rewa.forms import remove_reparametrization, reparametrize
+from rewa.inference import accelerate
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.attach import attach, detach
 from rewa.optim.groups import param_groups
@@ -15,8 +17,10 @@ __all__ = [
     "PackedFileError",
     "ReWAAdamW",
     "ReWASGD",
+    "accelerate",
     "attach",
     "detach",
+    "export_onnx",
     "finalize",
     "freeze_zeros",
     "load_packed",

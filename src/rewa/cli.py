@@ -70,6 +70,8 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _explain(options: argparse.Namespace) -> str:
     if options.figure:
+        if options.json:
+            raise ValueError("--figure only draws; leave --json out")
         from rewa import figures
 
         path: Path = options.plot or Path(f"{options.figure}.png")

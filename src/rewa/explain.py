@@ -9,6 +9,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rewa import theory
 from rewa.presets import PRESETS, Preset
 from rewa.schedules import learning_rates
@@ -66,7 +68,8 @@ class Run:
         )
         decoupled = self.decoupled or self.optimizer == "adamw"
         run = {"K": self.K, "weight_decay": self.weight_decay, "momentum": self.momentum}
-        return [theory.decay_budget([rate], **run, decoupled=decoupled) for rate in rates]
+        per_rate = theory.decay_budget([1.0], **run, decoupled=decoupled)
+        return [per_rate * rate for rate in rates]
 
 
 def explain(run: Run) -> dict[str, Any]:
@@ -92,24 +95,25 @@ def explain(run: Run) -> dict[str, Any]:
         "p": configuration.p,
         "configuration": configuration.name,
         "why": configuration.why + (" (with SGD; Adam rescales every gradient)" if adam else ""),
-        "penalty": []
-        if adam
-        else [
-            {
-                "x": x,
-                "penalty": float(theory.regularizer(x, **setting)),
-                "gradient_to_hold": float(theory.regularizer_gradient(x, **setting)),
-            }
-            for x in MAGNITUDES
-        ],
+        "penalty": [] if adam else _penalty(setting),
         "decay_budget": shrink[-1],
         "ends_at": {"start": TYPICAL, "end": TYPICAL * math.exp(-shrink[-1])},
         "thousandth_at_epoch": None if thousandth is None else thousandth / run.steps_per_epoch,
         "sign_flips": _sign_flips(run),
         "nearest_preset": _nearest_preset(run),
     }
+    if not all(math.isfinite(number) for row in result["penalty"] for number in row.values()):
+        raise ValueError(f"M={run.M:g} is too large for K={run.K:g}: the penalty of small weights overflows")
     result["warnings"] = _warnings(run, result)
     return result
+
+
+def _penalty(setting: dict[str, float]) -> list[dict[str, float]]:
+    """The penalty and its slope at a few magnitudes."""
+    with np.errstate(over="ignore"):
+        values, slopes = theory.regularizer(MAGNITUDES, **setting), theory.regularizer_gradient(MAGNITUDES, **setting)
+    rows = zip(MAGNITUDES, values.tolist(), slopes.tolist(), strict=True)
+    return [{"x": x, "penalty": value, "gradient_to_hold": slope} for x, value, slope in rows]
 
 
 def _sign_flips(run: Run) -> dict[str, float | None] | None:
@@ -145,17 +149,17 @@ def _nearest_preset(run: Run) -> str:
 def _warnings(run: Run, result: dict[str, Any]) -> list[str]:
     """One sentence for each trap of the method that the setting walks into."""
     found = []
-    if run.K > 1 and (run.M > 0 or run.eps > 0):
+    if run.M > 0 or (run.eps > 0 and run.K > 1):
         found.append("Zero is absorbing: tensors that start at zero never train. Use rewa.param_groups for biases and norms.")
     flips = result["sign_flips"]
-    if run.K > 1 and (flips is None or (flips["above"] or 0) > TYPICAL):
+    if flips is None or (flips["above"] or 0) > TYPICAL:
         where = "no weight" if flips is None else f"no weight below |x| = {flips['above']:.2g}"
         found.append(
             f"Zero is hard to cross: at this rate {where} changes its sign in a step (gradients up to {GRADIENT:g}); "
             "one that starts with the wrong sign is lost. Raise lr, lower M, or use rewa.reparametrize(form='pair')."
         )
-    needed = float(theory.regularizer_gradient(TYPICAL, run.K, run.M, run.eps, lam=run.weight_decay))
-    if needed > 0.1 and run.optimizer == "sgd":
+    needed, smaller = theory.regularizer_gradient([TYPICAL, TYPICAL / 10], run.K, run.M, run.eps, lam=run.weight_decay)
+    if needed > 0.1 and smaller > needed and run.optimizer == "sgd":
         found.append(
             f"Growth: a weight that starts at {TYPICAL:g} needs a gradient above {needed:.2g} to grow; what sees less dies. "
             "Lower weight_decay or M, or start larger."
@@ -169,6 +173,14 @@ def _warnings(run: Run, result: dict[str, Any]) -> list[str]:
     first = theory.effective_p(run.K, run.M)
     if result["configuration"] == "neither" and not 0 < first < 1:
         found.append(f"Not an l_p penalty with 0 < p < 1: {result['why']}.")
+    if run.eps > 0 and run.M > 2:
+        found.append("eps with M > 2: close to zero the penalty falls without bound, faster than a logarithm. Set eps = 0.")
+    coupled_momentum = 0.0 if run.decoupled or run.optimizer == "adamw" else run.momentum
+    if run.lr * run.weight_decay > theory.strongest_decay(coupled_momentum):
+        found.append(
+            f"Decay too strong for this momentum: lr * weight_decay = {run.lr * run.weight_decay:.2g} is above "
+            f"{theory.strongest_decay(coupled_momentum):.2g}; weights swing around zero and shrink less than the budget says."
+        )
     if run.weight_decay == 0:
         found.append("No weight decay: nothing pulls a weight to zero, whatever K and M. Set weight_decay.")
     elif result["decay_budget"] < 3:

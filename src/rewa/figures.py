@@ -178,7 +178,11 @@ def draw_run(run: Run) -> Figure:
     flat = 0.25  # SCAD and MCP at a strength for which their flat part shows
     x, sizes = np.linspace(1e-4, 1.2, 1201), np.logspace(-4, 0.3, 400)
     penalties: list[tuple[str, Callable[[np.ndarray], np.ndarray], dict[str, Any]]] = [
-        ("this setting", lambda x: theory.regularizer(x, run.K, run.M, run.eps), {"color": RED, "linewidth": 2.6}),
+        (
+            f"this setting{' with SGD' if run.optimizer == 'adamw' else ''}",
+            lambda x: theory.regularizer(x, run.K, run.M, run.eps),
+            {"color": RED, "linewidth": 2.6},
+        ),
         ("$\\ell_1$", np.abs, {"color": BLACK, "linestyle": "-"}),
         ("$\\ell_{1/2}$", lambda x: 2 * np.sqrt(x), {"color": BLUE, "linestyle": "--"}),
         ("SCAD", lambda x: theory.scad(x, lam=flat) / flat, {"color": GREEN, "linestyle": "-."}),
@@ -209,7 +213,7 @@ def draw_run(run: Run) -> Figure:
         right.grid(alpha=0.25)
         figure.suptitle(
             f"K={run.K:g}, M={run.M:g}, eps={run.eps:g}, weight_decay={run.weight_decay:g}, lr={run.lr:g}, "
-            f"momentum={run.momentum:g}",
+            f"momentum={run.momentum:g}, {run.optimizer}",
             x=0.01,
             ha="left",
         )

@@ -17,6 +17,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Args:
         path: The file to be made or replaced.
     """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(path.parent)!r} to write {path.name!r} to")
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield scratch

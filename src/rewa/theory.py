@@ -35,6 +35,7 @@ __all__ = [
     "sparsity_bound",
     "stagnation_radii",
     "stationarity_residual",
+    "strongest_decay",
     "weight_decay_for",
 ]
 
@@ -118,12 +119,17 @@ def regularizer_gradient(x: ArrayLike, K: float, M: float, eps: float = 0.0, *, 
     Example:
         >>> regularizer_gradient([1.0, -16.0, 0.0], K=4, M=3)
         array([ 1.  , -0.25,  0.  ])
+
+    References:
+        Theorem 3.3 (Implicit Bias) of the paper.
     """
     check_exponents(K, M, eps)
     x = np.asarray(x, dtype=np.float64)
     a = np.abs(x)
     safe = np.where(a > 0, a, 1.0)
-    slope = safe ** ((1 - M) / K) + eps * safe ** ((2 - M) / K - 1)
+    slope = safe ** ((1 - M) / K)
+    if eps > 0:
+        slope = slope + eps * safe ** ((2 - M) / K - 1)
     result: Array = lam * np.sign(x) * slope
     return result
 
@@ -229,15 +235,16 @@ def plain_equivalent(K: float, M: float) -> tuple[float, float]:
         Remark 3.5 (The role of M) of the paper.
     """
     p = effective_p(K, M)
-    if not 0 < p <= 2:
-        raise ValueError(f"K={K}, M={M} has p = {p:g}; a plain product with M' = K' - 1 >= 0 needs 0 < p <= 2")
+    if p <= 0:
+        raise ValueError(f"K={K}, M={M} has p = {p:g}; a plain product needs p > 0, that is M < K + 1")
     return 2 / p, 2 / p - 1
 
 
 def growth_threshold(x: ArrayLike, K: float, M: float, *, lam: float) -> Array:
     r"""Gradient that a weight needs to grow: it grows if and only if :math:`|g| > \lambda\,|x|^{(1-M)/K}` and g pulls outwards.
 
-    For ``eps = 0``. Read as a screening rule: what starts at x and never sees such a gradient dies.
+    For ``eps = 0``. Read as a screening rule for ``M > 1``: what starts at x and never sees such a gradient dies. There the
+    threshold is infinite at zero; for ``M < 1`` it is zero there, and a weight that sees less settles at a smaller size.
 
     Args:
         x: Weights.
@@ -246,10 +253,15 @@ def growth_threshold(x: ArrayLike, K: float, M: float, *, lam: float) -> Array:
         lam: Weight decay.
 
     Example:
-        >>> growth_threshold([1.0, 0.002], K=9, M=4, lam=0.25).round(2)
-        array([0.25, 1.98])
+        >>> growth_threshold([1.0, 0.002, 0.0], K=9, M=4, lam=0.25).round(2)
+        array([0.25, 1.98,  inf])
+
+    References:
+        The step of Algorithm 1: y grows if and only if :math:`|g|\,|y|^M > \lambda |y|`.
     """
-    return np.abs(regularizer_gradient(np.abs(np.asarray(x, dtype=np.float64)), K, M, lam=lam))
+    a = np.abs(np.asarray(x, dtype=np.float64))
+    at_zero = math.inf if M > 1 else lam if M == 1 else 0.0
+    return np.where(a > 0, regularizer_gradient(a, K, M, lam=lam), at_zero)
 
 
 def decay_budget(
@@ -261,7 +273,8 @@ def decay_budget(
 
     for coupled decay, without the denominator when decoupled.
 
-    Exact as the steps become small; for finite ones ``-K log(1 - lr * weight_decay)`` summed over the steps.
+    Exact as the steps become small. With coupled decay it needs :math:`\eta\lambda` well below :math:`(1 - \sqrt\mu)^2`: from
+    there on y swings around zero and shrinks by at most :math:`\sqrt\mu` a step, whatever the decay.
 
     Args:
         schedule: Learning rate of every step.
@@ -273,9 +286,15 @@ def decay_budget(
     Example:
         >>> round(decay_budget([0.1] * 1000, K=9, weight_decay=1e-3, momentum=0.9), 6)
         9.0
+
+    References:
+        Algorithm 1 with g = 0, and its x = y^K; the momentum is that of the public CIFAR-10 code.
     """
+    check_exponents(K, 0, 0.0)
     _check_run(momentum=momentum, weight_decay=weight_decay)
     total = math.fsum(schedule)
+    if not 0 <= total < math.inf:
+        raise ValueError(f"the learning rates of the schedule sum to {total} (allowed: a finite number >= 0)")
     return K * weight_decay * total / (1.0 if decoupled else 1 - momentum)
 
 
@@ -303,13 +322,40 @@ def weight_decay_for(
     Example:
         >>> round(weight_decay_for(1e-4, [0.1] * 1000, K=9, start=0.05, momentum=0.9), 6)
         0.000691
+
+    Raises:
+        ValueError: If the decay would have to be so strong that the weight swings around zero (:func:`strongest_decay`).
     """
     if not 0 < shrink_to <= start < math.inf:
         raise ValueError(f"Invalid shrink_to: {shrink_to} (allowed: 0 < shrink_to <= start, here start={start})")
+    schedule = list(schedule)
     per_unit = decay_budget(schedule, K=K, weight_decay=1.0, momentum=momentum, decoupled=decoupled)
     if per_unit <= 0:
         raise ValueError("the schedule's learning rates sum to nothing: no decay shrinks a weight in it")
-    return math.log(start / shrink_to) / per_unit
+    decay = math.log(start / shrink_to) / per_unit
+    if max(schedule) * decay > strongest_decay(0.0 if decoupled else momentum):
+        raise ValueError(
+            f"weight_decay = {decay:.3g} would be needed, and with lr = {max(schedule):g} and momentum = {momentum:g} that is "
+            "too strong for a weight to follow; make the schedule longer or shrink_to larger"
+        )
+    return decay
+
+
+def strongest_decay(momentum: float = 0.0) -> float:
+    r"""Largest :math:`\eta\lambda` for which a weight without gradient shrinks without swinging around zero.
+
+    .. math:: (1 - \sqrt\mu)^2
+
+    The roots of :math:`z^2 - (1 + \mu - \eta\lambda) z + \mu`, by which y shrinks in a step, are real up to there.
+
+    Args:
+        momentum: Momentum of coupled decay; 0 for decoupled.
+
+    Example:
+        >>> round(strongest_decay(0.875), 4)
+        0.0042
+    """
+    return (1 - math.sqrt(momentum)) ** 2
 
 
 class SignFlips(NamedTuple):
@@ -346,7 +392,7 @@ def sign_flips(*, K: float, M: float, eps: float, lr: float, weight_decay: float
         Theorem 3.10 of the paper, whose three cases are ``eps = 0``, ``M = 0`` and ``M = K - 1, eps = 0``.
     """
     check_exponents(K, M, eps)
-    if lr <= 0 or gradient_bound <= 0 or not 0 <= lr * weight_decay < 1:
+    if not (lr > 0 and gradient_bound > 0 and 0 <= lr * weight_decay < 1):
         raise ValueError(
             f"sign flips need lr > 0, gradient_bound > 0 and 0 <= lr * weight_decay < 1; got lr={lr}, "
             f"gradient_bound={gradient_bound}, weight_decay={weight_decay}"
@@ -645,6 +691,8 @@ def scad_critical_radius(a: float = 3.7, *, lam: float = 1.0) -> float:
     References:
         Appendix B of the paper.
     """
+    if not lam > 0:
+        raise ValueError(f"Invalid lam: {lam} (allowed: a number > 0)")
 
     def sparse_is_cheaper(r: float) -> bool:
         return bool(scad(r, lam=1.0, a=a) < 2 * scad((1 - math.sqrt(0.5)) * r, lam=1.0, a=a))
