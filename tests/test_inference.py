@@ -224,7 +224,10 @@ def test_what_cannot_be_swapped_is_left():
     )
     assert not any(inference._fits(layer) for layer in model)
     assert not inference._fits(sparse(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), 0.9))
-    assert inference._fits(sparse(nn.Linear(64, 64), 0.99))
+    frozen = sparse(nn.Linear(64, 64), 0.99)
+    assert inference._fits(frozen)
+    rewa.freeze_zeros(frozen)
+    assert inference._fits(frozen)
 
 
 def test_a_layer_used_in_two_places_is_swapped_in_both():

@@ -9,6 +9,7 @@ from rewa.optim.attach import attach, detach
 from rewa.optim.groups import param_groups
 from rewa.optim.sgd import ReWASGD
 from rewa.packed import PackedFileError, load_packed, save_packed
+from rewa.surgery import shrink
 from rewa.zeros import finalize, freeze_zeros
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "reparam",
     "reparametrize",
     "save_packed",
+    "shrink",
     "sparsity",
     "theory",
 ]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from rewa.native import build
 from rewa.sparsity import count
+from rewa.zeros import keep_zeros
 
 __all__ = ["Accelerated", "Choice", "SparseConv", "SparseLinear", "accelerate"]
 
@@ -341,7 +342,8 @@ def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, tuple[nn.
 
 
 def _fits(layer: nn.Module) -> bool:
-    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d) or layer._forward_hooks or layer._forward_pre_hooks:
+    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]
+    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d) or any(hook is not keep_zeros for hook in hooks):
         return False
     weight: Tensor = layer.weight  # type: ignore[assignment]
     plain = weight.dtype == torch.float32 and weight.device.type == "cpu" and type(weight) is nn.Parameter

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from rewa.sparsity import Count, Point, Summary, count, prunable, summary, whole
 
-__all__ = ["Finalized", "Frozen", "finalize", "freeze_zeros", "recalibrate_norms", "thaw"]
+__all__ = ["Finalized", "Frozen", "finalize", "freeze_zeros", "keep_zeros", "recalibrate_norms", "thaw"]
 
 Evaluate = Callable[[nn.Module], float]
 
@@ -252,7 +252,7 @@ def _mask(param: Tensor) -> Tensor:
     return mask
 
 
-def _keep_zeros(module: nn.Module, *_: Any) -> None:
+def keep_zeros(module: nn.Module, *_: Any) -> None:
     """Before a module runs or is saved: undo what came from elsewhere, such as a merged adapter."""
     if torch.compiler.is_compiling():
         return
@@ -335,8 +335,8 @@ def freeze_zeros(model: nn.Module | Optimizer) -> Frozen:
             continue
         thaw(module)
         module.__dict__[_ATTRIBUTE] = own
-        module.register_forward_pre_hook(_keep_zeros)
-        module.register_state_dict_pre_hook(_keep_zeros)  # type: ignore[no-untyped-call]
+        module.register_forward_pre_hook(keep_zeros)
+        module.register_state_dict_pre_hook(keep_zeros)  # type: ignore[no-untyped-call]
         modules.append(module)
     return Frozen(zeros, list(weights.values()), modules)
 
@@ -353,5 +353,5 @@ def thaw(model: nn.Module) -> None:
         for param in module.parameters(recurse=False):
             _zeros.pop(param, None)  # type: ignore[no-untyped-call]
         for hooks in (module._forward_pre_hooks, module._state_dict_pre_hooks):
-            for key in [key for key, hook in hooks.items() if hook is _keep_zeros]:
+            for key in [key for key, hook in hooks.items() if hook is keep_zeros]:
                 del hooks[key]
