@@ -7,10 +7,16 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from rewa.explain import OPTIMIZERS, Run, explain, to_text
+from rewa.files import replacing
+from rewa.packed import VALUES, PackedFileError, load_packed, read_packed, read_tensors, save_packed
 from rewa.presets import PRESETS
 from rewa.schedules import SCHEDULES
+from rewa.sparsity import count
 
 __all__ = ["main"]
 
@@ -27,10 +33,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="rewa", description="Sparse models by ReWA.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_explain(commands)
+    _add_files(commands)
     options = parser.parse_args(arguments)
+    run = {"explain": _explain, "inspect": _inspect, "pack": _pack, "unpack": _unpack}[options.command]
     try:
-        sys.stdout.write(_explain(options) + "\n")
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+        sys.stdout.write(run(options) + "\n")
+    except (ValueError, OSError, TypeError, ModuleNotFoundError) as error:
         sys.stderr.write(f"rewa {options.command}: {error}\n")
         return 2
     return 0
@@ -86,6 +94,96 @@ def _explain(options: argparse.Namespace) -> str:
 
         figures.save(figures.draw_run(run), options.plot)
     return json.dumps(result, indent=2, allow_nan=False) if options.json else to_text(result)
+
+
+def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    def add(name: str, words: str, example: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=words,
+            description=f"{words[0].upper()}{words[1:]}.",
+            epilog=f"example:\n  {example}\n",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    command = add(
+        "inspect",
+        "what a packed file, another safetensors file or a torch checkpoint holds, tensor by tensor; no code in it is run",
+        "rewa inspect model.safetensors",
+    )
+    command.add_argument("file", type=Path)
+    command.add_argument("--threshold", type=float, default=0.0, metavar="X", help="largest modulus that counts as zero (0)")
+    command.add_argument("--json", action="store_true", help="print JSON with the same content")
+    command = add(
+        "pack",
+        "write the tensors of a safetensors file or a torch checkpoint in their smallest form, without loss",
+        "rewa pack model.pt model.safetensors",
+    )
+    command.add_argument("source", type=Path)
+    command.add_argument("target", type=Path)
+    command.add_argument("--key", help="take only tensors whose name starts with this and a dot, such as model")
+    command.add_argument("--values", choices=VALUES, default="exact", help="round weights to fewer bits (default exact)")
+    command = add(
+        "unpack",
+        "write the tensors of a packed file as plain safetensors, or as a torch checkpoint if the name ends in .pt or .pth",
+        "rewa unpack model.safetensors model.pt",
+    )
+    command.add_argument("source", type=Path)
+    command.add_argument("target", type=Path)
+
+
+def _inspect(options: argparse.Namespace) -> str:
+    tensors = read_tensors(options.file)
+    try:
+        forms = {entry.name: entry.form for entry in read_packed(options.file).entries}
+    except PackedFileError:
+        forms = {}
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "numel": tensor.numel(),
+            "nonzero": count([tensor.to(torch.float64) if tensor.dtype.itemsize == 1 else tensor], options.threshold).nonzero,
+            "form": forms.get(name, "dense"),
+        }
+        for name, tensor in tensors.items()
+    ]
+    size, dense = options.file.stat().st_size, sum(tensor.nbytes for tensor in tensors.values())
+    if options.json:
+        return json.dumps({"file_bytes": size, "dense_bytes": dense, "tensors": rows}, indent=2)
+    width = max([len(row["name"]) for row in rows] + [4])
+    lines = [f"{'name':<{width}}  {'shape':<18} {'dtype':<10} {'elements':>12} {'nonzero':>12} {'zero':>7}  form"]
+    for row in rows:
+        shape, share = "x".join(map(str, row["shape"])) or "scalar", 1 - row["nonzero"] / max(row["numel"], 1)
+        numbers = f"{row['numel']:>12,} {row['nonzero']:>12,} {share:>7.2%}"
+        lines.append(f"{row['name']:<{width}}  {shape:<18} {row['dtype']:<10} {numbers}  {row['form']}")
+    return "\n".join([*lines, f"{size:,} bytes; all tensors dense: {dense:,} bytes, {dense / max(size, 1):.3g} times as many"])
+
+
+def _pack(options: argparse.Namespace) -> str:
+    tensors = read_tensors(options.source)
+    if options.key:
+        prefix = f"{options.key}."
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if not tensors:
+        raise ValueError(f"{options.source} holds no tensors" + (f" under {options.key!r}" if options.key else ""))
+    packed = save_packed(tensors, options.target, values=options.values)
+    before = options.source.stat().st_size
+    return f"wrote {options.target}: {packed.size:,} bytes, {before / packed.size:.3g} times smaller than {options.source}"
+
+
+def _unpack(options: argparse.Namespace) -> str:
+    tensors: dict[str, torch.Tensor] = load_packed(options.source)  # type: ignore[assignment]
+    with replacing(options.target) as scratch:
+        if options.target.suffix in (".pt", ".pth"):
+            torch.save(tensors, scratch)
+        else:
+            from safetensors.torch import save_file
+
+            # Plain safetensors cannot share memory between names.
+            save_file({name: tensor.clone() for name, tensor in tensors.items()}, scratch)
+    return f"wrote {options.target}: {options.target.stat().st_size:,} bytes"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import pickle
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 
 from rewa.files import replacing
 
-__all__ = ["Entry", "PackedFile", "PackedFileError", "load_packed", "read_packed", "save_packed"]
+__all__ = ["Entry", "PackedFile", "PackedFileError", "load_packed", "read_packed", "read_tensors", "save_packed"]
 
 FORMAT = "rewa-packed"
 VERSION = 1
@@ -412,3 +414,42 @@ def _check_model(model: nn.Module, packed: PackedFile) -> None:
                 f"{name!r} has shape {theirs.get(name, 'none')} in the file and {own.get(name, 'none')} in the model: "
                 "they are not the same model"
             )
+
+
+# ------------------------------------------------------------------------------------------- any file of tensors
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a packed file, of another safetensors file or of a torch checkpoint; no code in the file is run.
+
+    Args:
+        path: The file. A checkpoint is loaded with ``weights_only=True``; tensors inside dictionaries get dotted names.
+
+    Raises:
+        PackedFileError: If it is none of these, or damaged.
+    """
+    try:
+        return load_packed(path)  # type: ignore[return-value]
+    except PackedFileError as error:
+        try:
+            with _open(path) as file:
+                if (file.metadata() or {}).get("format") == FORMAT:
+                    raise error  # a packed file, and damaged
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except PackedFileError:
+            if not zipfile.is_zipfile(path):
+                raise
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PackedFileError(f"{path} is no checkpoint that can be loaded without running code: {reason}") from error
+    return dict(_flatten("", content))
+
+
+def _flatten(prefix: str, content: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(content, Tensor):
+        yield prefix or "tensor", content
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _flatten(f"{prefix}.{key}" if prefix else str(key), value)
