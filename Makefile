@@ -28,8 +28,9 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: $(STAMP) ## time an optimizer step against torch's own
+bench: $(STAMP) ## time an optimizer step against torch's own, and sparse models against dense ones
 	$(BIN)/python benchmarks/optimizer_step.py
+	$(BIN)/python benchmarks/deploy.py
 
 clean: ## remove the virtual environment and what the commands wrote
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,16 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
-def run(*arguments: str) -> str:
-    command = [sys.executable, str(BENCHMARKS / "optimizer_step.py"), *arguments]
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / name), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
 def test_optimizer_step():
-    result = json.loads(run("--repeats", "4", "--json"))
+    result = json.loads(run("optimizer_step.py", "--repeats", "4", "--json"))
     rows = {row["name"]: row for row in result["rows"]}
     assert result["parameters"] == 11_173_962
     assert rows["torch SGD fused"]["ratio"] == 1
@@ -25,4 +27,17 @@ def test_optimizer_step():
         assert rows[name]["state_bytes_per_parameter"] == rows["torch SGD fused"]["state_bytes_per_parameter"] == 4
     assert rows["ReWAAdamW fused K=9 M=2"]["state_bytes_per_parameter"] == 8
     assert result["speedup_over_eager"] > 0
-    assert "--repeats" in run("--help")
+    assert "--repeats" in run("optimizer_step.py", "--help")
+
+
+def test_deploy():
+    result = json.loads(
+        run("deploy.py", "--rounds", "2", "--models", "mlp", "--sparsities", "0.98", "--batches", "2", "--json")
+    )
+    (row,) = result["rows"]
+    assert row["sparsity"] == pytest.approx(0.98, abs=0.001)
+    size = row["bytes"]
+    assert size["bound"] < size["packed"] < 1.15 * size["bound"]
+    assert size["packed"] < size["gzip"] < size["dense"]
+    assert set(row["ms"]["2"]) == {"dense", "accelerated", "shrunk", "shrunk and accelerated", "ONNX Runtime"}
+    assert "--rounds" in run("deploy.py", "--help")

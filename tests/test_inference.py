@@ -241,3 +241,27 @@ def test_a_layer_used_in_two_places_is_swapped_in_both():
     assert model[0] is model[2]
     plan.undo()
     assert model[0] is model[2] is layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes"),
+    [
+        (SparseLinear(sparse(nn.Linear(6, 4))), [(2, 5), (2, 7), (), (0,)]),
+        (SparseConv(sparse(nn.Conv2d(3, 4, 3))), [(2, 2, 5, 5), (2, 4, 5, 5), (2, 3, 2, 5), (2, 3, 5), (3, 5), (5,)]),
+        (SparseConv(sparse(nn.Conv1d(3, 4, 3))), [(2, 2, 5), (2, 3, 2), (5,)]),
+    ],
+)
+def test_wrong_inputs_get_the_dense_layers_error(layer, shapes):
+    """The kernel trusts its sizes, so it must never see these."""
+    for shape in shapes:
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            layer(torch.zeros(shape, dtype=torch.float32))
+
+
+def test_empty_batches_and_single_images():
+    layer = sparse(nn.Conv2d(3, 4, 3))
+    fast = SparseConv(layer)
+    with torch.no_grad():
+        assert fast(draw(0, 3, 5, 5)).shape == (0, 4, 3, 3)
+        x = draw(3, 5, 5)
+        assert_close(fast(x), layer(x))

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rewa
 
 ROOT = Path(__file__).parent.parent
@@ -87,9 +89,9 @@ def test_public_names_exist_and_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
-def test_readme_examples_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md"])
+def test_examples_run(page, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     assert blocks
     script = "import torch\ntorch.manual_seed(0)\n" + "\n".join(blocks)
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=300, cwd=tmp_path)

@@ -36,17 +36,20 @@ static inline void transpose8(const float* from, int64_t from_stride, float* to,
     }
 }
 
-// A rows x columns block, any size.
-static void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to, int64_t to_stride) {
-    int64_t r = 0;
-    for (; r + 8 <= rows; r += 8) {
-        int64_t c = 0;
-        for (; c + 8 <= columns; c += 8) transpose8(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
-        for (; c < columns; ++c)
-            for (int64_t i = r; i < r + 8; ++i) to[c * to_stride + i] = from[i * from_stride + c];
-    }
-    for (; r < rows; ++r)
-        for (int64_t c = 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+// A rows x columns block, any size. The outer loop runs over 8 rows, or over 8 columns if told: whichever of the two memories
+// has the larger stride should see few of its rows at a time, for these share their places in the cache.
+static void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to, int64_t to_stride,
+                      bool by_columns) {
+    int64_t whole_rows = rows & ~7, whole_columns = columns & ~7;
+    auto block = [=](int64_t r, int64_t c) { transpose8(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride); };
+    if (by_columns)
+        for (int64_t c = 0; c < whole_columns; c += 8)
+            for (int64_t r = 0; r < whole_rows; r += 8) block(r, c);
+    else
+        for (int64_t r = 0; r < whole_rows; r += 8)
+            for (int64_t c = 0; c < whole_columns; c += 8) block(r, c);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
 }
 
 static float* scratch(size_t size) {  // one buffer a thread, kept between calls
@@ -64,13 +67,13 @@ struct Rows {  // the nonzeros of a weight, row by row
 
 template <int BLOCKS>  // 16 * BLOCKS rows of the batch at a time
 static void linear_block(const float* x, int64_t rows, int64_t in, int64_t out, const Rows& w, float* y) {
-    constexpr int64_t WIDTH = 16 * BLOCKS;
-    float* turned = scratch((in + 16) * WIDTH);
+    constexpr int64_t WIDTH = 16 * BLOCKS, TILE = 64;
+    float* turned = scratch((in + TILE) * WIDTH);
     float* result = turned + in * WIDTH;
     if (rows < WIDTH) memset(turned, 0, in * WIDTH * sizeof(float));
-    transpose(x, in, rows, in, turned, WIDTH);
-    for (int64_t first = 0; first < out; first += 16) {
-        int64_t count = std::min<int64_t>(16, out - first);
+    transpose(x, in, rows, in, turned, WIDTH, false);
+    for (int64_t first = 0; first < out; first += TILE) {
+        int64_t count = std::min(TILE, out - first);
         for (int64_t o = first; o < first + count; ++o) {
             lanes sum[BLOCKS];
             for (auto& s : sum) s = all(w.bias ? w.bias[o] : 0.0f);
@@ -80,7 +83,7 @@ static void linear_block(const float* x, int64_t rows, int64_t in, int64_t out, 
             }
             for (int b = 0; b < BLOCKS; ++b) store(result + (o - first) * WIDTH + 16 * b, sum[b]);
         }
-        transpose(result, WIDTH, count, rows, y + first, out);
+        transpose(result, WIDTH, count, rows, y + first, out, true);
     }
 }
 

@@ -47,13 +47,18 @@ class _Conv(ctypes.Structure):
 def _library() -> Any:
     """The compiled kernels, or None where there is no compiler."""
     try:
-        return ctypes.CDLL(str(build(SOURCE)))
+        library = ctypes.CDLL(str(build(SOURCE)))
     except (OSError, subprocess.SubprocessError):
         return None
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    library.sparse_linear.argtypes = [address, number, number, number, *[address] * 5, ctypes.c_int]
+    library.sparse_conv.argtypes = [ctypes.POINTER(_Conv), *[address] * 6, ctypes.c_int]
+    library.sparse_linear.restype = library.sparse_conv.restype = None
+    return library
 
 
-def _at(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _rows(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,19 +82,31 @@ class _Sparse(nn.Module):
     def __init__(self, dense: Any, kernel: str) -> None:
         super().__init__()
         self.__dict__["dense"] = dense  # not as a child: names in state_dict stay
-        self.weight, self.bias = dense.weight, dense.bias
+        self.register_parameter("weight", dense.weight)
+        self.register_parameter("bias", dense.bias)
         self.kernel = kernel
         self.made_from = _version(dense.weight)
         self.train(dense.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        learns = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
-        plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        if learns or not plain or torch.compiler.is_compiling() or _version(self.weight) != self.made_from:
+        weight: Any = self._parameters["weight"]  # looked up as an attribute it takes longer than small layers do
+        if (
+            x.dtype != torch.float32
+            or not x.is_cpu
+            or not self.takes(x)
+            or _version(weight) != self.made_from
+            or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+            or torch.is_autocast_enabled("cpu")
+            or torch.compiler.is_compiling()
+        ):
             dense: nn.Module = self.__dict__["dense"]
             result: Tensor = dense(x)
             return result
         return self.sparse(x)
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernel, which trusts its sizes, may have this input; the dense layer says what is wrong with others."""
+        raise NotImplementedError
 
     def sparse(self, x: Tensor) -> Tensor:
         """The layer by its nonzeros only."""
@@ -110,6 +127,7 @@ class SparseLinear(_Sparse):
     def __init__(self, dense: nn.Linear, kernel: str = "rewa") -> None:
         super().__init__(dense, kernel)
         weight = dense.weight.detach()
+        self.shape = tuple(weight.shape)
         if kernel == "csr":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch calls the layout a beta
@@ -117,18 +135,21 @@ class SparseLinear(_Sparse):
         else:
             self.rows = _rows(weight)
 
+    def takes(self, x: Tensor) -> bool:
+        """Any number of rows of the right length."""
+        return x.numel() > 0 and x.shape[-1] == self.shape[1]
+
     def sparse(self, x: Tensor) -> Tensor:
         """The layer by its nonzeros only."""
-        dense: Any = self.dense
-        flat = x.reshape(-1, dense.in_features)
+        bias, (outputs, inputs) = self._parameters["bias"], self.shape
         if self.kernel == "csr":
-            y = (self.matrix @ flat.T).T
-            return (y if self.bias is None else y + self.bias).reshape(*x.shape[:-1], dense.out_features)
-        flat = flat.contiguous()
-        y = flat.new_empty(len(flat), dense.out_features)
-        sizes = map(ctypes.c_int64, (len(flat), dense.in_features, dense.out_features))
-        _library().sparse_linear(_at(flat), *sizes, *map(_at, self.rows), _at(self.bias), _at(y), torch.get_num_threads())
-        return y.reshape(*x.shape[:-1], dense.out_features)
+            y = (self.matrix @ x.reshape(-1, inputs).T).T
+            return (y if bias is None else y + bias).reshape(*x.shape[:-1], outputs)
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        sizes = x.numel() // inputs, inputs, outputs
+        _library().sparse_linear(_at(x), *sizes, *map(_at, self.rows), _at(bias), _at(y), torch.get_num_threads())
+        return y
 
 
 class SparseConv(_Sparse):
@@ -158,6 +179,15 @@ class SparseConv(_Sparse):
         group = torch.repeat_interleave(torch.arange(out), self.start.diff()) // (out // dense.groups)
         self.channel, self.tap = columns // taps + group * weight.shape[1], columns % taps
         self.places: dict[tuple[int, ...], Tensor] = {}
+
+    def takes(self, x: Tensor) -> bool:
+        """A batch of images with the right channels, large enough for the filter and small enough for 32-bit offsets."""
+        if x.numel() == 0 or x.dim() != (3 if self.flat else 4) or x.shape[1] != self.dense.in_channels:
+            return False
+        padded = [size + sum(padding) for size, padding in zip((1, *x.shape[2:])[-2:], self.padding, strict=True)]
+        reach = [dilation * (tap - 1) for dilation, tap in zip(self.dilation, self.size, strict=True)]
+        planes = x.shape[0] * x.shape[1] * (padded[0] + self.stride[0]) * (padded[1] + self.stride[1])
+        return all(size > least for size, least in zip(padded, reach, strict=True)) and planes < 2**31
 
     def sparse(self, x: Tensor) -> Tensor:
         """The layer by its nonzeros only."""

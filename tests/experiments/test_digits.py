@@ -6,6 +6,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+import rewa
 from rewa.experiments import digits
 from rewa.sparsity import Count, count, prunable
 
@@ -54,13 +55,13 @@ def test_choice_is_by_validation_then_compression():
 
 def test_proximal_step_of_l1():
     weights = [torch.tensor([0.5, -0.5, 0.05])]
-    digits.shrink(weights, 0.1)
+    digits.soft_threshold(weights, 0.1)
     torch.testing.assert_close(weights[0], torch.tensor([0.4, -0.4, 0.0]))
 
 
 def test_the_whole_experiment_in_small(float32, tmp_path, capsys):
     ticks = []
-    record = digits.run(TINY, lambda: ticks.append(1))
+    record = digits.run(TINY, tmp_path, lambda: ticks.append(1))
     assert len(ticks) == 3
     assert {(row["method"], row["compression"]) for row in record["results"]} == {
         (method, compression) for method in ("dense", "l1", "ReWA") for compression in (1, 5)
@@ -69,8 +70,20 @@ def test_the_whole_experiment_in_small(float32, tmp_path, capsys):
     digits.draw(record, tmp_path / "digits.png")
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
     digits.show(record)
+    digits.show_deployed(record)
     assert "ReWA" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.png"]
+    assert [row["method"] for row in record["deployed"]] == ["dense", "l1", "ReWA"]
+    shipped = [row for row in record["deployed"] if "test" in row]
+    assert shipped[0]["method"] == "dense"  # the dense network is always within a point of itself
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["digits.png", *(f"digits-{row['method'].lower()}.safetensors" for row in shipped)]
+    )
+    for row in shipped:
+        file = rewa.packed.read_packed(tmp_path / f"digits-{row['method'].lower()}.safetensors")
+        assert file.size == row["packed_bytes"] < row["dense_bytes"]
+        assert file.report["summary"]["prunable"]["nonzero"] == row["nonzero"]
+        assert sum(entry.numel for entry in file.entries) >= row["parameters"]
+        assert row["dense_ms"] > 0
 
 
 def test_bad_arguments_are_refused(capsys):
