@@ -52,10 +52,10 @@ static void transpose(const float* from, int64_t from_stride, int64_t rows, int6
         for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
 }
 
-static float* scratch(size_t size) {  // one buffer a thread, kept between calls
+static float* scratch(size_t size) {  // one buffer a thread, kept between calls, from a multiple of 64 bytes on
     static thread_local std::vector<float> memory;
-    if (memory.size() < size) memory.resize(size);
-    return memory.data();
+    if (memory.size() < size + 16) memory.resize(size + 16);
+    return (float*)(((uintptr_t)memory.data() + 63) & ~uintptr_t(63));
 }
 
 struct Rows {  // the nonzeros of a weight, row by row
@@ -65,26 +65,63 @@ struct Rows {  // the nonzeros of a weight, row by row
     const float* bias;  // or null
 };
 
-template <int BLOCKS>  // 16 * BLOCKS rows of the batch at a time
-static void linear_block(const float* x, int64_t rows, int64_t in, int64_t out, const Rows& w, float* y) {
+// The outputs first to last for 16 * BLOCKS examples, given the inputs transposed; rows of them count.
+template <int BLOCKS>
+static void linear_outputs(const float* turned, const Rows& w, int64_t first, int64_t last, int64_t rows, float* y, int64_t out) {
     constexpr int64_t WIDTH = 16 * BLOCKS, TILE = 64;
-    float* turned = scratch((in + TILE) * WIDTH);
-    float* result = turned + in * WIDTH;
-    if (rows < WIDTH) memset(turned, 0, in * WIDTH * sizeof(float));
-    transpose(x, in, rows, in, turned, WIDTH, false);
-    for (int64_t first = 0; first < out; first += TILE) {
-        int64_t count = std::min(TILE, out - first);
+    constexpr int CHAINS = BLOCKS < 4 ? 4 : 2;  // sums that do not wait for each other
+    float result[TILE * WIDTH];
+    for (; first < last; first += TILE) {
+        int64_t count = std::min(TILE, last - first);
         for (int64_t o = first; o < first + count; ++o) {
-            lanes sum[BLOCKS];
-            for (auto& s : sum) s = all(w.bias ? w.bias[o] : 0.0f);
-            for (int32_t k = w.start[o]; k < w.start[o + 1]; ++k) {
+            lanes sum[CHAINS][BLOCKS] = {};
+            auto add = [&](int chain, int32_t k) {
                 const float* column = turned + int64_t(w.place[k]) * WIDTH;
-                for (int b = 0; b < BLOCKS; ++b) sum[b] += w.value[k] * load(column + 16 * b);
+#pragma GCC unroll 4
+                for (int b = 0; b < BLOCKS; ++b) sum[chain][b] += w.value[k] * load(column + 16 * b);
+            };
+            int32_t k = w.start[o], end = w.start[o + 1];
+            for (; k + CHAINS <= end; k += CHAINS)
+#pragma GCC unroll 4
+                for (int chain = 0; chain < CHAINS; ++chain) add(chain, k + chain);
+            for (; k < end; ++k) add(0, k);
+            for (int b = 0; b < BLOCKS; ++b) {
+                lanes total = sum[0][b] + all(w.bias ? w.bias[o] : 0.0f);
+                for (int chain = 1; chain < CHAINS; ++chain) total += sum[chain][b];
+                store(result + (o - first) * WIDTH + 16 * b, total);
             }
-            for (int b = 0; b < BLOCKS; ++b) store(result + (o - first) * WIDTH + 16 * b, sum[b]);
         }
         transpose(result, WIDTH, count, rows, y + first, out, true);
     }
+}
+
+template <int BLOCKS>  // a batch of at most 16 * BLOCKS: the threads share its inputs and part its outputs
+static void linear_small(const float* x, int64_t rows, int64_t in, int64_t out, const Rows& w, float* y, int threads) {
+    constexpr int64_t WIDTH = 16 * BLOCKS, STEP = 64;
+    float* turned = scratch(in * WIDTH);
+    int64_t piece = (out / threads + 63) / 64 * 64 + 64;
+    int64_t pieces = (out + piece - 1) / piece;
+#pragma omp parallel num_threads(threads) if (w.start[out] > 4096)
+    {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < in; i += STEP) {
+            int64_t columns = std::min(STEP, in - i);
+            if (rows < WIDTH) memset(turned + i * WIDTH, 0, columns * WIDTH * sizeof(float));
+            transpose(x + i, in, rows, columns, turned + i * WIDTH, WIDTH, false);
+        }
+#pragma omp for schedule(static)
+        for (int64_t p = 0; p < pieces; ++p)
+            linear_outputs<BLOCKS>(turned, w, p * piece, std::min(out, (p + 1) * piece), rows, y, out);
+    }
+}
+
+template <int BLOCKS>  // some of a large batch, by one thread
+static void linear_block(const float* x, int64_t rows, int64_t in, int64_t out, const Rows& w, float* y) {
+    constexpr int64_t WIDTH = 16 * BLOCKS;
+    float* turned = scratch(in * WIDTH);
+    if (rows < WIDTH) memset(turned, 0, in * WIDTH * sizeof(float));
+    transpose(x, in, rows, in, turned, WIDTH, false);
+    linear_outputs<BLOCKS>(turned, w, 0, out, rows, y, out);
 }
 
 extern "C" void sparse_linear(const float* x, int64_t batch, int64_t in, int64_t out, const int32_t* start, const int32_t* place,
@@ -103,13 +140,15 @@ extern "C" void sparse_linear(const float* x, int64_t batch, int64_t in, int64_t
         }
         return;
     }
-    // Wide blocks make the most of each nonzero; narrow ones leave no thread idle.
-    int64_t width = batch >= 64 * threads ? 64 : batch >= 32 * threads ? 32 : 16;
+    if (batch <= 16) return linear_small<1>(x, batch, in, out, w, y, threads);
+    if (batch <= 32) return linear_small<2>(x, batch, in, out, w, y, threads);
+    if (batch <= 64) return linear_small<4>(x, batch, in, out, w, y, threads);
+    // Wide blocks make the most of each nonzero; narrower ones leave no thread idle.
+    int64_t width = batch >= 64 * threads ? 64 : 32;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t row = 0; row < batch; row += width) {
-        int64_t rows = std::min(width, batch - row);
-        auto run = width == 64 ? linear_block<4> : width == 32 ? linear_block<2> : linear_block<1>;
-        run(x + row * in, rows, in, out, w, y + row * out);
+        auto run = width == 64 ? linear_block<4> : linear_block<2>;
+        run(x + row * in, std::min(width, batch - row), in, out, w, y + row * out);
     }
 }
 

@@ -137,7 +137,7 @@ class SparseLinear(_Sparse):
 
     def takes(self, x: Tensor) -> bool:
         """Any number of rows of the right length."""
-        return x.numel() > 0 and x.shape[-1] == self.shape[1]
+        return x.dim() > 0 and x.numel() > 0 and x.shape[-1] == self.shape[1]
 
     def sparse(self, x: Tensor) -> Tensor:
         """The layer by its nonzeros only."""
@@ -167,7 +167,7 @@ class SparseConv(_Sparse):
         def pair(values: tuple[int, ...], single: int) -> tuple[int, int]:
             return (single if self.flat else values[0], values[-1])
 
-        self.size = pair(dense.kernel_size, 1)
+        self.channels, self.size = dense.in_channels, pair(dense.kernel_size, 1)
         self.stride, self.dilation = pair(dense.stride, 1), pair(dense.dilation, 1)
         reach = [dilation * (size - 1) for dilation, size in zip(self.dilation, self.size, strict=True)]
         if isinstance(dense.padding, str):
@@ -182,7 +182,7 @@ class SparseConv(_Sparse):
 
     def takes(self, x: Tensor) -> bool:
         """A batch of images with the right channels, large enough for the filter and small enough for 32-bit offsets."""
-        if x.numel() == 0 or x.dim() != (3 if self.flat else 4) or x.shape[1] != self.dense.in_channels:
+        if x.numel() == 0 or x.dim() != (3 if self.flat else 4) or x.shape[1] != self.channels:
             return False
         padded = [size + sum(padding) for size, padding in zip((1, *x.shape[2:])[-2:], self.padding, strict=True)]
         reach = [dilation * (tap - 1) for dilation, tap in zip(self.dilation, self.size, strict=True)]
@@ -206,7 +206,7 @@ class SparseConv(_Sparse):
         conv = _Conv(batch, channels, *(_Pair(*pair) for pair in (sizes, [low for low, _ in self.padding], self.stride, grid)))
         conv.out, conv.result, conv.group = dense.out_channels, _Pair(*result), -(-batch // groups)
         y = images.new_empty(batch, dense.out_channels, *result)
-        nonzeros = (self.start, self._places(conv.group, grid), self.values, self.bias)
+        nonzeros = (self.start, self._places(conv.group, grid), self.values, self._parameters["bias"])
         _library().sparse_conv(ctypes.byref(conv), _at(images), *map(_at, nonzeros), _at(y), threads)
         return y[:, :, 0] if self.flat else y
 

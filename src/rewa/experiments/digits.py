@@ -346,8 +346,8 @@ def show_deployed(record: dict[str, Any]) -> None:
     from rich.table import Table
 
     drop = record["config"]["max_drop"]
-    table = Table(title=f"To ship: the smallest within {drop:g} point of the dense network's validation accuracy (first seed)")
-    columns = ("method", "test %", "nonzero", "bytes dense", "bytes packed", "smaller", "ms dense", "ms", "faster")
+    table = Table(title=f"To ship: smallest within {drop:g} point of the dense network's validation accuracy")
+    columns = ("method", "test %", "nonzero", "bytes", "packed", "smaller", "ms", "now", "faster")
     for column in columns:
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for row in record["deployed"]:
@@ -365,7 +365,10 @@ def show_deployed(record: dict[str, Any]) -> None:
         )
     console = Console()
     console.print(table)
-    console.print("finalize, shrink, save_packed, accelerate; one image at a time, one thread.", highlight=False)
+    console.print(
+        "finalize, shrink, save_packed, accelerate. bytes and ms: of the network as trained; one image at a time, one thread.",
+        highlight=False,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
