@@ -196,7 +196,7 @@ def to_text(result: dict[str, Any]) -> str:
     """The same as a page for the terminal."""
     run, flips, ends = result["run"], result["sign_flips"], result["ends_at"]
     decay = "decoupled" if run["decoupled"] or run["optimizer"] == "adamw" else "coupled"
-    warmup = f", {run['warmup_epochs']} of them warm-up" if run["warmup_epochs"] else ""
+    warmup = f", the first {run['warmup_epochs']} to warm up" if run["warmup_epochs"] else ""
     thousandth = result["thousandth_at_epoch"]
     reaches = "does not reach" if thousandth is None else f"by epoch {math.ceil(thousandth)} is"
     facts = {
@@ -209,7 +209,7 @@ def to_text(result: dict[str, Any]) -> str:
     lines = [
         f"ReWA on {run['optimizer']}: K={run['K']:g}, M={run['M']:g}, eps={run['eps']:g}, "
         f"weight_decay={run['weight_decay']:g}, lr={run['lr']:g}, momentum={run['momentum']:g}",
-        f"{run['epochs']} epochs of {run['steps_per_epoch']} steps{warmup}, {run['schedule']} schedule",
+        f"{run['epochs']} epochs{warmup}, of {run['steps_per_epoch']} steps, {run['schedule']} schedule",
         "",
     ]
     for name, words in facts.items():

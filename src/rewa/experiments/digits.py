@@ -347,7 +347,7 @@ def show_deployed(record: dict[str, Any]) -> None:
 
     drop = record["config"]["max_drop"]
     table = Table(title=f"To ship: smallest within {drop:g} point of the dense network's validation accuracy")
-    columns = ("method", "test %", "nonzero", "bytes", "packed", "smaller", "ms", "now", "faster")
+    columns = ("method", "test %", "nonzero", "bytes", "packed", "ms", "now")
     for column in columns:
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for row in record["deployed"]:
@@ -358,10 +358,10 @@ def show_deployed(record: dict[str, Any]) -> None:
             row["method"],
             f"{row['test']:.1f}",
             f"{row['nonzero']:,}",
-            *(f"{row[name]:,}" for name in ("dense_bytes", "packed_bytes")),
-            f"{row['dense_bytes'] / row['packed_bytes']:.1f}x",
-            *(f"{row[name]:.3f}" for name in ("dense_ms", "ms")),
-            f"{row['dense_ms'] / row['ms']:.2f}x",
+            f"{row['dense_bytes']:,}",
+            f"{row['packed_bytes']:,} ({row['dense_bytes'] / row['packed_bytes']:.1f}x)",
+            f"{row['dense_ms']:.3f}",
+            f"{row['ms']:.3f} ({row['dense_ms'] / row['ms']:.2f}x)",
         )
     console = Console()
     console.print(table)
