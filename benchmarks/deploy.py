@@ -1,8 +1,9 @@
 """What zeros buy: bytes on disk and milliseconds at run time, for random zeros and for dead filters.
 
 Bytes of a plain safetensors file, of the same gzipped, and packed by rewa, beside the bound: the entropy of which weights are
-zero, plus the values of the others. Latency, of every second call in a row, of the dense model, accelerated, shrunk, shrunk and accelerated, and of the
-dense model in ONNX Runtime: interleaved in one process, medians, as multiples of the dense model's speed (larger is faster).
+zero, plus the values of the others as they are. Latency of the dense model, accelerated, shrunk, shrunk and accelerated, and
+of the dense model in ONNX Runtime: interleaved in one process, the second of two calls, medians, as multiples of the dense
+model's speed (larger is faster).
 
     python benchmarks/deploy.py
     python benchmarks/deploy.py --rounds 5 --models mlp --sparsities 0.98 --json
