@@ -189,6 +189,23 @@ def to_text(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def to_markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/deploy.md."""
+    names = {
+        "mlp": "MLP 784-1024-1024-10",
+        "transformer": "GPT-2 small's block, 64 tokens",
+        "resnet18": "ResNet-18, 32x32 images",
+    }
+    ways = ("accelerated", "shrunk", "shrunk and accelerated", "ONNX Runtime")
+    lines = [f"| model, zeros | file, MB: dense / gzip / packed | {' | '.join(ways)} |", "|---" * (2 + len(ways)) + "|"]
+    for row in rows:
+        zeros = f"{row['share']:.0%}" if row["zeros"] == "random" else f"{row['share']:.0%} of inner filters dead"
+        sizes = " / ".join(f"{row['bytes'][name] / 1e6:.2f}" for name in ("dense", "gzip", "packed"))
+        cells = [" / ".join(f"{times['dense'] / times[way]:.1f}x" for times in row["ms"].values()) for way in ways]
+        lines.append(f"| {names[row['model']]}, {zeros} | {sizes} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -197,7 +214,8 @@ def main() -> None:
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.9, 0.95, 0.98, 0.99], metavar="X")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32], metavar="N")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", action="store_true", help="print a JSON object instead of the table")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     wanted = [(name, "random", sparsity) for name in options.models for sparsity in options.sparsities]
@@ -206,9 +224,9 @@ def main() -> None:
     rows = []
     for number, (name, kind, sparsity) in enumerate(wanted, start=1):
         rows.append(measure(name, kind, sparsity, options.batches, options.rounds))
-        print(
-            f"[{number}/{len(wanted)}] {to_text(rows[-1])}" if not options.json else f"{number}/{len(wanted)}", file=sys.stderr
-        )
+        print(f"[{number}/{len(wanted)}] {to_text(rows[-1])}", file=sys.stderr)
+    if options.markdown:
+        print(to_markdown(rows))
     if options.json:
         print(json.dumps({**provenance(), "rounds": options.rounds, "rows": rows}, indent=1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
 
 
 def run(name: str, *arguments: str) -> str:
@@ -41,3 +43,21 @@ def test_deploy():
     assert size["packed"] < size["gzip"] < size["dense"]
     assert set(row["ms"]["2"]) == {"dense", "accelerated", "shrunk", "shrunk and accelerated", "ONNX Runtime"}
     assert "--rounds" in run("deploy.py", "--help")
+
+
+def test_published_tables_are_the_record():
+    rows = json.loads((ROOT / "results" / "deploy" / "deploy.json").read_text())["rows"]
+    specification = importlib.util.spec_from_file_location("deploy", BENCHMARKS / "deploy.py")
+    deploy = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(deploy)
+    table = deploy.to_markdown(rows)
+    assert table in (ROOT / "docs" / "deploy.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    for line in table.splitlines():
+        model, _, share = line.removeprefix("| ").split(" | ")[0].rpartition(", ")
+        if share == "98%":
+            size, accelerated = line.split(" | ")[1:3]
+            assert f"| {model} | {size} | {accelerated} |" in readme
+    for row in json.loads((ROOT / "results" / "digits" / "digits.json").read_text())["deployed"]:
+        assert f"{row['packed_bytes']:,}" in readme
+        assert f"{row['test']:.1f}" in readme
