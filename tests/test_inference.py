@@ -224,10 +224,11 @@ def test_what_cannot_be_swapped_is_left():
     )
     assert not any(inference._fits(layer) for layer in model)
     assert not inference._fits(sparse(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), 0.9))
-    frozen = sparse(nn.Linear(64, 64), 0.99)
-    assert inference._fits(frozen)
+    frozen = nn.Sequential(sparse(nn.Linear(64, 64), 0.99))
+    assert inference._fits(frozen[0])
     rewa.freeze_zeros(frozen)
-    assert inference._fits(frozen)
+    with pytest.raises(ValueError, match=r"rewa.zeros.thaw\(model\) first"):
+        rewa.accelerate(frozen, draw(2, 64), verbose=False)
 
 
 def test_a_layer_used_in_two_places_is_swapped_in_both():
@@ -265,3 +266,30 @@ def test_empty_batches_and_single_images():
         assert fast(draw(0, 3, 5, 5)).shape == (0, 4, 3, 3)
         x = draw(3, 5, 5)
         assert_close(fast(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_replaced_parameter_a_copy_and_another_dtype_are_noticed():
+    with torch.no_grad():
+        x = draw(3, 6)
+        for change in (
+            lambda layer: setattr(layer, "weight", nn.Parameter(torch.zeros(4, 6, dtype=torch.float32))),
+            lambda layer: layer.load_state_dict({k: torch.ones_like(v) for k, v in layer.state_dict().items()}, assign=True),
+            lambda layer: layer.weight.zero_(),
+        ):
+            layer = SparseLinear(sparse(nn.Linear(6, 4)))
+            change(layer)
+            assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+        twin = copy.deepcopy(SparseLinear(sparse(nn.Linear(6, 4))))
+        for _ in range(3):
+            twin.weight.mul_(0.5)
+            assert_close(twin(x), nn.functional.linear(x, twin.weight, twin.bias))
+        low = SparseLinear(sparse(nn.Linear(6, 4))).bfloat16()
+        with pytest.raises(RuntimeError, match="dtype"):
+            low(x)
+        traced = torch.jit.trace(SparseLinear(sparse(nn.Linear(6, 4))), x)
+        assert traced(x).isfinite().all()
+    layer = SparseLinear(sparse(nn.Linear(6, 4)))
+    layer.weight.requires_grad_(False)
+    layer(x).sum().backward()  # the bias still learns
+    assert layer.bias.grad is not None

@@ -367,3 +367,13 @@ def test_ten_thousand_damaged_files(tmp_path):
 def test_public_names():
     assert rewa.PackedFileError is PackedFileError
     assert (rewa.save_packed, rewa.load_packed) == (save_packed, load_packed)
+
+
+def test_views_with_another_sign_are_not_aliases(tmp_path):
+    z = torch.randn(20, dtype=torch.complex64)
+    loaded = load_packed(save_packed({"a": z, "b": z.conj(), "c": torch._neg_view(z)}, tmp_path / "x.safetensors").path)
+    assert torch.equal(loaded["b"], z.conj())
+    assert torch.equal(loaded["c"], -z)
+    with pytest.raises(ValueError, match="__metadata__"):
+        save_packed({"__metadata__": torch.ones(2)}, tmp_path / "y.safetensors")
+    assert not (tmp_path / "y.safetensors").exists()

@@ -34,7 +34,7 @@ def kept(model):
 # ------------------------------------------------------------------------------------------------ finalize
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9, 0.987, 1.0])
+@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.2, 0.5, 0.9, 0.987, 1.0])
 def test_sparsity_is_met_and_not_overshot(sparsity):
     model = network()
     report = rewa.finalize(model, sparsity=sparsity)
@@ -407,3 +407,33 @@ def test_biases_that_happen_to_be_zero_train():
     train(model, torch.optim.SGD(model.parameters(), lr=0.1))
     reached = (model[2].weight != 0).any(0)
     assert (model[0].bias[reached] != 0).all()
+
+
+def test_round_shares_of_round_numbers():
+    for sparsity in (0.1, 0.2, 0.3, 0.6):
+        assert rewa.finalize(nn.Linear(100, 100), sparsity=sparsity).summary.prunable.nonzero == 10_000 - math.ceil(
+            sparsity * 10_000
+        )
+
+
+def test_a_report_without_evaluations_can_be_saved(tmp_path):
+    model = network()
+    report = rewa.finalize(model, sparsity=0.9)
+    assert report.evaluations[0].value is None
+    rewa.save_packed(model, tmp_path / "x.safetensors", report=report.to_dict())
+
+
+def test_modes_of_single_modules_come_back():
+    model = network().train()
+    model[1].eval()
+    rewa.finalize(model, evaluate=lambda model: float(model.eval().training), max_drop=1.0)
+    rewa.sparsity.summary(model, example_input=torch.zeros(2, 2, 6, 6))
+    assert [module.training for module in model] == [True, False, True, True, True]
+
+
+def test_an_empty_loader_is_an_error():
+    model = network()
+    before = bits(model)
+    with pytest.raises(ValueError, match="the loader is empty, or used up"):
+        rewa.finalize(model, sparsity=0.5, recalibrate=iter(()))
+    assert unchanged(model, before)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rewa.native import build
-from rewa.sparsity import count
+from rewa.sparsity import count, keeping_modes
 from rewa.zeros import keep_zeros
 
 __all__ = ["Accelerated", "Choice", "SparseConv", "SparseLinear", "accelerate"]
@@ -69,10 +69,6 @@ def _rows(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return start, columns.to(torch.int32), weight[rows, columns].contiguous()
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
 class _Sparse(nn.Module):
     """The nonzeros of a dense layer, under the layer's own parameters; dense wherever the nonzeros would be wrong.
 
@@ -85,21 +81,30 @@ class _Sparse(nn.Module):
         self.register_parameter("weight", dense.weight)
         self.register_parameter("bias", dense.bias)
         self.kernel = kernel
-        self.made_from = _version(dense.weight)
+        self.__dict__["made_from"] = (dense.weight, dense.weight._version)
         self.train(dense.training)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.__dict__["made_from"] = (None, 0)  # a copy counts its edits anew, so it cannot be told whether there were any
+
     def forward(self, x: Tensor) -> Tensor:
-        weight: Any = self._parameters["weight"]  # looked up as an attribute it takes longer than small layers do
+        # Looked up as attributes they take longer than small layers do.
+        weight, bias, (source, version) = self._parameters["weight"], self._parameters["bias"], self.__dict__["made_from"]
         if (
-            x.dtype != torch.float32
-            or not x.is_cpu
+            weight is not source
+            or weight._version != version
+            or not x.dtype == weight.dtype == torch.float32
+            or not (x.is_cpu and weight.is_cpu)
+            or not (bias is None or (bias.dtype == torch.float32 and bias.is_cpu and bias.shape == weight.shape[:1]))
             or not self.takes(x)
-            or _version(weight) != self.made_from
-            or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+            or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)))
             or torch.is_autocast_enabled("cpu")
             or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         ):
             dense: nn.Module = self.__dict__["dense"]
+            dense._parameters.update(weight=weight, bias=bias)  # they may have been replaced by others
             result: Tensor = dense(x)
             return result
         return self.sparse(x)
@@ -217,7 +222,9 @@ class SparseConv(_Sparse):
             row, column = self.tap // self.size[1] * self.dilation[0], self.tap % self.size[1] * self.dilation[1]
             plane = (self.channel * self.stride[0] + row % self.stride[0]) * self.stride[1] + column % self.stride[1]
             shift = row // self.stride[0] * grid[1] + column // self.stride[1]
-            self.places = {key: (plane.long() * group * grid[0] * grid[1] + shift).to(torch.int32)}
+            places = (plane.long() * group * grid[0] * grid[1] + shift).to(torch.int32)
+            self.places = {key: places}
+            return places
         return self.places[key]
 
 
@@ -271,8 +278,9 @@ def accelerate(model: nn.Module, example_input: Any, *, rounds: int = 15, verbos
 
     Each linear and convolution layer with at least half its weights zero is timed with the input it gets, dense against
     sparse, in turns. The faster one stays. In the end the whole model is timed the same way; if it is not faster than
-    before, nothing is swapped. For inference in float32 on a CPU: with gradients, after an edit of the weights, in another
-    dtype or on another device a swapped layer runs its dense self. Names in ``state_dict`` do not change.
+    before, nothing is swapped. For inference in float32 on a CPU: with gradients, after an edit of the weights (unless it goes
+    through ``.data``, which leaves no trace), in another dtype, on another device or in a copy of the model a swapped layer
+    runs its dense self. Names in ``state_dict`` do not change. Undo it before ``torch.func`` transforms.
 
     Args:
         model: The model.
@@ -291,10 +299,11 @@ def accelerate(model: nn.Module, example_input: Any, *, rounds: int = 15, verbos
         ...     plan.ms <= plan.dense_ms
         True
     """
+    if any(keep_zeros in module._forward_pre_hooks.values() for module in model.modules()):
+        raise ValueError("the model's zeros are frozen, which costs time in every layer: call rewa.zeros.thaw(model) first")
     arguments = example_input if isinstance(example_input, tuple) else (example_input,)
-    training = model.training
-    model.eval()
-    try:
+    with keeping_modes(model):
+        model.eval()
         with torch.inference_mode():
             inputs = _inputs(model, arguments)
             found = [(name, layer, x, _fastest(layer, x, rounds)) for name, (layer, x) in inputs.items()]
@@ -311,8 +320,6 @@ def accelerate(model: nn.Module, example_input: Any, *, rounds: int = 15, verbos
             ]
             plan = Accelerated(choices, 0.0, 0.0, swaps)
             _time_whole(model, arguments, plan, rounds)
-    finally:
-        model.train(training)
     if verbose:
         print(plan)  # noqa: T201
     return plan
@@ -372,11 +379,10 @@ def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, tuple[nn.
 
 
 def _fits(layer: nn.Module) -> bool:
-    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]
-    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d) or any(hook is not keep_zeros for hook in hooks):
+    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d) or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    plain = weight.dtype == torch.float32 and weight.device.type == "cpu" and type(weight) is nn.Parameter
+    plain = weight.dtype == torch.float32 and weight.is_cpu and type(weight) is nn.Parameter and not weight.is_inference()
     padded = getattr(layer, "padding_mode", "zeros") == "zeros"
     return plain and padded and _sparsity(layer) >= WORTH and weight.numel() < 2**31
 

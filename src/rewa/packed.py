@@ -140,6 +140,8 @@ def decode_gaps(k: int, stream: Bytes, count: int, numel: int) -> NDArray[np.int
     if not 0 <= k <= 62 or count << k >= 1 << 62 or len(stream) < size:
         raise PackedFileError(f"{count} gaps of {k} low bits do not fit {len(stream)} bytes")
     low, high = stream[:size], stream[size:]
+    if 8 * len(high) > count + (numel >> k) + 8:
+        raise PackedFileError(f"{len(high)} bytes of high bits are more than {count} gaps within {numel} elements have")
     ends = np.flatnonzero(np.unpackbits(high))
     bits = int(ends[-1]) + 1 if len(ends) else 0
     if len(ends) != count or len(high) != -(-bits // 8) or (bits - count) << k >= max(numel, 1):
@@ -273,6 +275,9 @@ def save_packed(
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or _name(tensor.dtype) not in DTYPES:
             raise TypeError(f"{name!r} is no plain tensor of a known dtype and cannot be packed: {type(tensor).__name__}")
+        if name == "__metadata__":
+            raise ValueError("a tensor cannot be called '__metadata__' in a safetensors file: rename it")
+        tensor = tensor.resolve_conj().resolve_neg()
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and place in owners:
             shape, dtype = tuple(tensor.shape), _name(tensor.dtype)

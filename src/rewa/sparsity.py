@@ -15,7 +15,20 @@ from torch import Tensor, nn
 
 from rewa.optim.groups import ParamGroups, param_groups
 
-__all__ = ["Count", "Layer", "Point", "Summary", "count", "curve", "histogram", "prunable", "summary", "thresholded", "whole"]
+__all__ = [
+    "Count",
+    "Layer",
+    "Point",
+    "Summary",
+    "count",
+    "curve",
+    "histogram",
+    "keeping_modes",
+    "prunable",
+    "summary",
+    "thresholded",
+    "whole",
+]
 
 
 @dataclass(frozen=True)
@@ -221,17 +234,30 @@ def _positions(model: nn.Module, example_input: Any) -> dict[int, int]:
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     hooks = [module.register_forward_hook(hook) for module in model.modules() if isinstance(module, kinds)]
     arguments = example_input if isinstance(example_input, tuple) else (example_input,)
-    training = model.training
     try:
-        model.eval()
-        with torch.no_grad():
+        with keeping_modes(model), torch.no_grad():
+            model.eval()
             model(*arguments)
     finally:
-        model.train(training)
         for handle in hooks:
             handle.remove()
     batch = next(len(argument) for argument in arguments if isinstance(argument, Tensor))
     return {key: value // batch for key, value in uses.items()}
+
+
+@contextmanager
+def keeping_modes(model: nn.Module) -> Iterator[None]:
+    """Whatever the block does, afterwards each module trains or evaluates as before.
+
+    Args:
+        model: The model.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def histogram(model: nn.Module, bins: NDArray[np.float64] | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
@@ -268,7 +294,7 @@ class Point:
     threshold: float
     prunable: Count
     model: Count
-    value: float
+    value: float | None  # None if nothing was evaluated
 
 
 def curve(model: nn.Module, evaluate: Callable[[nn.Module], float], thresholds: Iterable[float]) -> list[Point]:
@@ -291,6 +317,6 @@ def curve(model: nn.Module, evaluate: Callable[[nn.Module], float], thresholds: 
     weights = list(prunable(model).values())
     points = []
     for threshold in thresholds:
-        with thresholded(weights, threshold) as left:
+        with keeping_modes(model), thresholded(weights, threshold) as left:
             points.append(Point(threshold, left, whole(model), float(evaluate(model))))
     return points

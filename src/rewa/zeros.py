@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rewa.sparsity import Count, Point, Summary, count, prunable, summary, whole
+from rewa.sparsity import Count, Point, Summary, count, keeping_modes, prunable, summary, whole
 
 __all__ = ["Finalized", "Frozen", "finalize", "freeze_zeros", "keep_zeros", "recalibrate_norms", "thaw"]
 
@@ -101,7 +101,6 @@ def finalize(
     weights = list(prunable(model).values())
     sizes = _sorted_sizes(weights)
     batches = None if recalibrate is None else list(itertools.islice(recalibrate, recalibrate_batches))
-    before = None if evaluate is None else _value(model, evaluate)
     originals = [weight.detach().clone() for weight in weights]
 
     def write(cut: float) -> None:
@@ -113,23 +112,23 @@ def finalize(
 
     def attempt(cut: float) -> Point:
         write(cut)
-        return Point(cut, count(weights), whole(model), math.nan if evaluate is None else _value(model, evaluate))
+        return Point(cut, count(weights), whole(model), None if evaluate is None else _value(model, evaluate))
 
     with _restored_on_error(model):
+        before = None if evaluate is None else _value(model, evaluate)
         if max_drop is not None:
             assert before is not None
             tried = _search(attempt, sizes, before, max_drop, precision)
-            chosen = min(
-                (point for point in tried if point.value >= before - max_drop), key=lambda point: point.prunable.nonzero
-            )
+            met = [point for point in tried if point.value is not None and point.value >= before - max_drop]
+            chosen = min(met, key=lambda point: point.prunable.nonzero)
             if chosen is not tried[-1]:
                 write(chosen.threshold)
         else:
             zeros = math.ceil((sparsity or 0.0) * len(sizes))
             chosen = attempt(threshold if threshold is not None else float(sizes[zeros - 1]) if zeros else 0.0)
             tried = [chosen]
-        _check(weights, chosen, sparsity)
-    return Finalized(chosen.threshold, summary(model), before, None if evaluate is None else chosen.value, tuple(tried))
+        _check(weights, chosen, 0 if sparsity is None else math.ceil(sparsity * len(sizes)))
+    return Finalized(chosen.threshold, summary(model), before, chosen.value, tuple(tried))
 
 
 def _sorted_sizes(weights: list[Tensor]) -> Tensor:
@@ -145,7 +144,12 @@ def _sorted_sizes(weights: list[Tensor]) -> Tensor:
 def _search(attempt: Callable[[float], Point], sizes: Tensor, before: float, max_drop: float, precision: float) -> list[Point]:
     """Bisection for the fewest weights kept, in the logarithm of their number; every point tried, the first with all kept."""
     tried = [attempt(0.0)]
-    if not tried[0].value >= before - max_drop:
+    floor = before - max_drop
+
+    def met(point: Point) -> bool:
+        return point.value is not None and point.value >= floor
+
+    if not met(tried[0]):
         raise ValueError(
             f"max_drop={max_drop:g} cannot be met: with no weight cut the value falls from {before:.6g} to "
             f"{tried[0].value:.6g} already, by new batch-norm statistics or by a noisy evaluate"
@@ -156,28 +160,25 @@ def _search(attempt: Callable[[float], Point], sizes: Tensor, before: float, max
         if not few < keep < enough:
             break
         tried.append(attempt(float(sizes[len(sizes) - keep - 1])))
-        if tried[-1].value >= before - max_drop:
+        if met(tried[-1]):
             enough = max(1.0, float(min(keep, tried[-1].prunable.nonzero)))
         else:
             few = keep
     return tried
 
 
-def _check(weights: list[Tensor], chosen: Point, sparsity: float | None) -> None:
+def _check(weights: list[Tensor], chosen: Point, zeros: int) -> None:
     """What was promised, looked up in the weights themselves."""
     left = count(weights)
-    if left != chosen.prunable or (sparsity is not None and left.sparsity < sparsity):
-        raise AssertionError(f"{left} weights are left, not {chosen.prunable} (sparsity wanted: {sparsity})")
+    if left != chosen.prunable or left.total - left.nonzero < zeros:
+        raise AssertionError(f"{left} weights are left, not {chosen.prunable} (zeros wanted: {zeros})")
     if any(((weight != 0) & (weight.abs() <= chosen.threshold)).any() for weight in weights):
         raise AssertionError(f"a weight at or below {chosen.threshold} is not zero")
 
 
 def _value(model: nn.Module, evaluate: Evaluate) -> float:
-    training = model.training
-    try:
+    with keeping_modes(model):
         value = float(evaluate(model))
-    finally:
-        model.train(training)
     if math.isnan(value):
         raise ValueError("evaluate returned NaN: no threshold can be chosen by it")
     return value
@@ -203,23 +204,23 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
         batches: Inputs, or tuples that begin with one.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    batches = list(batches)
+    if norms and not batches:
+        raise ValueError("no batch to estimate the batch norms from: the loader is empty, or used up")
     device = next((param.device for param in model.parameters()), torch.device("cpu"))
-    modes = {module: module.training for module in model.modules()}
     momenta = [norm.momentum for norm in norms]
     try:
-        model.eval()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.train()
-            norm.momentum = None  # a plain average
-        with torch.no_grad():
+        with keeping_modes(model), torch.no_grad():
+            model.eval()
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.train()
+                norm.momentum = None  # a plain average
             for batch in batches if norms else ():
                 model((batch[0] if isinstance(batch, (tuple, list)) else batch).to(device))
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        for module, training in modes.items():
-            module.training = training
 
 
 # -------------------------------------------------------------------------------------------- freeze_zeros
@@ -256,6 +257,7 @@ def keep_zeros(module: nn.Module, *_: Any) -> None:
     """Before a module runs or is saved: undo what came from elsewhere, such as a merged adapter."""
     if torch.compiler.is_compiling():
         return
+    _watch_optimizers()  # a model from a pickle may be the first frozen one of its process
     for name, mask in module.__dict__[_ATTRIBUTE].items():
         param = getattr(module, name)
         if param not in _zeros:  # a copy of the model, or a parameter put in the place of another
