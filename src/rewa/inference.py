@@ -92,7 +92,9 @@ class _Sparse(nn.Module):
         # Looked up as attributes they take longer than small layers do.
         weight, bias, (source, version) = self._parameters["weight"], self._parameters["bias"], self.__dict__["made_from"]
         if (
-            weight is not source
+            torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+            or torch.compiler.is_compiling()
+            or weight is not source
             or weight._version != version
             or not x.dtype == weight.dtype == torch.float32
             or not (x.is_cpu and weight.is_cpu)
@@ -100,8 +102,6 @@ class _Sparse(nn.Module):
             or not self.takes(x)
             or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)))
             or torch.is_autocast_enabled("cpu")
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         ):
             dense: nn.Module = self.__dict__["dense"]
             dense._parameters.update(weight=weight, bias=bias)  # they may have been replaced by others
