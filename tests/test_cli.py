@@ -109,3 +109,17 @@ def test_help_has_an_example(command, capsys):
         cli.main([command, "--help"])
     assert stopped.value.code == 0
     assert f"rewa {command} model" in capsys.readouterr().out
+
+
+def test_inspect_counts_every_dtype(tmp_path, capsys):
+    dtypes = (torch.uint16, torch.uint32, torch.bool, torch.int8, torch.float8_e4m3fn, torch.complex64, torch.bfloat16)
+    save_file({str(dtype): torch.tensor([0, 1, 0]).to(dtype) for dtype in dtypes}, tmp_path / "a.safetensors")
+    result = json.loads(run(capsys, "inspect", tmp_path / "a.safetensors", "--json"))
+    assert [row["nonzero"] for row in result["tensors"]] == [1] * len(dtypes)
+
+
+def test_what_safetensors_cannot_hold_is_one_line(tmp_path, capsys):
+    rewa.save_packed({"z": torch.ones(3, dtype=torch.complex128)}, tmp_path / "a.safetensors")
+    assert cli.main(["unpack", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "b.safetensors").exists()

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     run = {"explain": _explain, "inspect": _inspect, "pack": _pack, "unpack": _unpack}[options.command]
     try:
         sys.stdout.write(run(options) + "\n")
-    except (ValueError, OSError, TypeError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, TypeError, ModuleNotFoundError, RuntimeError, KeyError) as error:
         sys.stderr.write(f"rewa {options.command}: {error}\n")
         return 2
     return 0
@@ -144,7 +144,7 @@ def _inspect(options: argparse.Namespace) -> str:
             "shape": list(tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "numel": tensor.numel(),
-            "nonzero": count([tensor.to(torch.float64) if tensor.dtype.itemsize == 1 else tensor], options.threshold).nonzero,
+            "nonzero": count([tensor if tensor.is_complex() else tensor.to(torch.float64)], options.threshold).nonzero,
             "form": forms.get(name, "dense"),
         }
         for name, tensor in tensors.items()
