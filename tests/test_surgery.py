@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import rewa
-from rewa.surgery import FewerHeads, removed, shrink
+from rewa.heads import FewerHeads
+from rewa.surgery import removed, shrink
 
 
 def outputs(model, *args):

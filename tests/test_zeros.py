@@ -333,7 +333,11 @@ def test_a_graph_that_holds_the_weight_stays_valid():
     """The model runs twice before backward: clearing the zeros again is no edit that autograd would refuse."""
     model = sparse_model()
     rewa.freeze_zeros(model)
+    loss(model).backward()
+    once = model[0].weight.grad.clone()
+    model.zero_grad()
     (loss(model) + loss(model)).backward()
+    torch.testing.assert_close(model[0].weight.grad, 2 * once)
 
 
 def test_mixed_precision():

@@ -97,39 +97,42 @@ def _explain(options: argparse.Namespace) -> str:
 
 
 def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    def add(name: str, words: str, example: str) -> argparse.ArgumentParser:
-        return commands.add_parser(
+    def add(name: str, words: str, example: str, *files: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
             name,
             help=words,
             description=f"{words[0].upper()}{words[1:]}.",
             epilog=f"example:\n  {example}\n",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        for file in files:
+            command.add_argument(file, type=Path)
+        return command
 
     command = add(
         "inspect",
         "what a packed file, another safetensors file or a torch checkpoint holds, tensor by tensor; no code in it is run",
         "rewa inspect model.safetensors",
+        "file",
     )
-    command.add_argument("file", type=Path)
     command.add_argument("--threshold", type=float, default=0.0, metavar="X", help="largest modulus that counts as zero (0)")
     command.add_argument("--json", action="store_true", help="print JSON with the same content")
     command = add(
         "pack",
         "write the tensors of a safetensors file or a torch checkpoint in their smallest form, without loss",
         "rewa pack model.pt model.safetensors",
+        "source",
+        "target",
     )
-    command.add_argument("source", type=Path)
-    command.add_argument("target", type=Path)
     command.add_argument("--key", help="take only tensors whose name starts with this and a dot, such as model")
     command.add_argument("--values", choices=VALUES, default="exact", help="round weights to fewer bits (default exact)")
-    command = add(
+    add(
         "unpack",
         "write the tensors of a packed file as plain safetensors, or as a torch checkpoint if the name ends in .pt or .pth",
         "rewa unpack model.safetensors model.pt",
+        "source",
+        "target",
     )
-    command.add_argument("source", type=Path)
-    command.add_argument("target", type=Path)
 
 
 def _inspect(options: argparse.Namespace) -> str:

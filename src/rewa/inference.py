@@ -12,7 +12,8 @@ import statistics
 import subprocess
 import time
 import warnings
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from rewa.native import build
 from rewa.sparsity import count, keeping_modes
 from rewa.zeros import keep_zeros
 
-__all__ = ["Accelerated", "Choice", "SparseConv", "SparseLinear", "accelerate"]
+__all__ = ["Accelerated", "Choice", "SparseConv", "SparseLinear", "accelerate", "median_ms"]
 
 SOURCE = Path(__file__).with_name("inference.cpp")
 WORTH = 0.5  # below this share of zeros no sparse kernel is tried
@@ -69,7 +70,7 @@ def _rows(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return start, columns.to(torch.int32), weight[rows, columns].contiguous()
 
 
-class _Sparse(nn.Module):
+class _Sparse(nn.Module, ABC):
     """The nonzeros of a dense layer, under the layer's own parameters; dense wherever the nonzeros would be wrong.
 
     That is with gradients, after the weight was edited, and for anything but float32 on a CPU.
@@ -109,13 +110,13 @@ class _Sparse(nn.Module):
             return result
         return self.sparse(x)
 
+    @abstractmethod
     def takes(self, x: Tensor) -> bool:
         """Whether the kernel, which trusts its sizes, may have this input; the dense layer says what is wrong with others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sparse(self, x: Tensor) -> Tensor:
         """The layer by its nonzeros only."""
-        raise NotImplementedError
 
     def extra_repr(self) -> str:
         return f"{self.dense}, kernel={self.kernel!r}"
@@ -328,18 +329,20 @@ def accelerate(model: nn.Module, example_input: Any, *, rounds: int = 15, verbos
 def _time_whole(model: nn.Module, arguments: tuple[Any, ...], plan: Accelerated, rounds: int) -> None:
     """Time the model both ways, in turns; leave it swapped only if that is faster."""
 
-    def swapped(*inputs: Any) -> Any:
+    def swap() -> None:
         for parent, name, _, sparse in plan._swaps:
             setattr(parent, name, sparse)
-        return model
 
-    def dense(*inputs: Any) -> Any:
-        plan.undo()
-        return model
+    def run_after(change: Callable[[], None]) -> Callable[[], Any]:
+        def run() -> Any:
+            change()
+            return model(*arguments)
 
-    plan.dense_ms, plan.ms = _median_ms([(dense, arguments), (swapped, arguments)], rounds)
+        return run
+
+    plan.dense_ms, plan.ms = median_ms([run_after(plan.undo), run_after(swap)], rounds)
     if plan._swaps and plan.ms < plan.dense_ms:
-        swapped()
+        swap()
         return
     plan.undo()
     plan._swaps, plan.ms = [], plan.dense_ms
@@ -348,14 +351,18 @@ def _time_whole(model: nn.Module, arguments: tuple[Any, ...], plan: Accelerated,
     ]
 
 
-def _median_ms(runs: list[tuple[Callable[[], Callable[..., Any]], tuple[Any, ...]]], rounds: int) -> list[float]:
-    """Median milliseconds of each, in turns, after two rounds to warm up; what a run returns is called, and timed."""
-    times: list[list[float]] = [[] for _ in runs]
+def median_ms(functions: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
+    """Median milliseconds of each function, called in turns, after two rounds to warm up.
+
+    Args:
+        functions: What to time.
+        rounds: Timings of each.
+    """
+    times: list[list[float]] = [[] for _ in functions]
     for turn in range(rounds + 2):
-        for kept, (prepare, arguments) in zip(times, runs, strict=True):
-            function = prepare()
+        for kept, function in zip(times, functions, strict=True):
             start = time.perf_counter()
-            function(*arguments)
+            function()
             if turn >= 2:
                 kept.append(1e3 * (time.perf_counter() - start))
     return [statistics.median(kept) for kept in times]
@@ -387,10 +394,6 @@ def _fits(layer: nn.Module) -> bool:
     return plain and padded and _sparsity(layer) >= WORTH and weight.numel() < 2**31
 
 
-def _itself(layer: nn.Module) -> nn.Module:
-    return layer
-
-
 def _sparsity(layer: nn.Module) -> float:
     return count([layer.weight]).sparsity  # type: ignore[list-item]
 
@@ -410,6 +413,6 @@ def _fastest(layer: Any, x: Tensor, rounds: int) -> tuple[nn.Module, float, floa
     expected = layer(x)
     close = 1e-4 * expected.abs().max().clamp(min=1e-30)
     rivals = [rival for rival in rivals if x.dtype == torch.float32 and (rival(x) - expected).abs().max() <= close]
-    dense_ms, *others = _median_ms([(functools.partial(_itself, run), (x,)) for run in (layer, *rivals)], rounds)
+    dense_ms, *others = median_ms([functools.partial(run, x) for run in (layer, *rivals)], rounds)
     ms, best = min(zip(others, rivals, strict=True), key=lambda pair: pair[0], default=(dense_ms, layer))
     return (best, dense_ms, ms) if 1.05 * ms < dense_ms else (layer, dense_ms, dense_ms)

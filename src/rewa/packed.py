@@ -215,11 +215,9 @@ def _pack(name: str, tensor: Tensor, values: torch.dtype | None) -> tuple[Entry,
     low_bits = k if form == "delta" else 0
     entry = Entry(name, form, _name(tensor.dtype), tuple(tensor.shape), len(indices), _name(flat.dtype), low_bits, "", coded)
     parts = forms[form]
-    if coded:
-        pass
-    elif flat.dtype in RAW:
+    if flat.dtype in RAW and not coded:
         parts[0] = parts[0].view(torch.uint8)
-    elif form == "dense":
+    elif form == "dense" and not coded:
         parts[0] = parts[0].reshape(tensor.shape)
     return entry, dict(zip(entry.parts, parts, strict=True))
 

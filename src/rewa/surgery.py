@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -27,9 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from rewa.heads import FewerHeads, add_to_bias, like, live_heads, numbers
 from rewa.zeros import thaw
 
-__all__ = ["FewerHeads", "removed", "shrink"]
+__all__ = ["removed", "shrink"]
 
 CONVS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 TRANSPOSED: dict[type[nn.Module], int] = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}
@@ -69,101 +69,6 @@ MOVES: set[Any] = {
     *("flatten", "view", "reshape", "permute", "transpose", "movedim", "unsqueeze", "squeeze", "mean", "amax"),
 }
 IN_PLACE = {"iadd", "isub", "imul", "itruediv", "setitem"}
-
-
-class FewerHeads(nn.Module):
-    """``nn.MultiheadAttention`` with some of its heads: what the others emit is in the bias of the output projection.
-
-    It is called like ``nn.MultiheadAttention`` and computes the same, also inside torch's transformer layers. It returns no
-    attention weights, whatever ``need_weights`` says: the average over all heads cannot be had without the removed ones.
-
-    Args:
-        attention: The attention to copy; its other heads must have no output weights or no value weights.
-        heads: The heads that stay. With none, the output is the bias.
-
-    Example:
-        >>> attention = nn.MultiheadAttention(8, num_heads=4)
-        >>> FewerHeads(attention, [0, 3]).in_proj_weight.shape
-        torch.Size([12, 8])
-    """
-
-    in_proj_weight: nn.Parameter | None
-    in_proj_bias: nn.Parameter | None
-
-    def __init__(self, attention: nn.MultiheadAttention, heads: Sequence[int]) -> None:
-        super().__init__()
-        self.embed_dim, self.head_dim = attention.embed_dim, attention.head_dim
-        self.num_heads, self.heads, self.original_heads = len(heads), tuple(heads), attention.num_heads
-        self.dropout, self.batch_first = attention.dropout, attention.batch_first
-        # torch's layers read this to decide on their fused kernel, which expects all heads.
-        self._qkv_same_embed_dim = False
-        stays = torch.tensor([head in heads for head in range(attention.num_heads)]).repeat_interleave(self.head_dim)
-        for name in ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-            old = getattr(attention, name)
-            mask = stays.repeat(3) if name.startswith("in_") else stays
-            self.register_parameter(name, None if old is None else _like(old, old.detach()[mask]))
-        self.out_proj = copy.deepcopy(attention.out_proj)
-        weight = _numbers(attention.out_proj.weight)
-        if attention.in_proj_bias is not None:
-            value_bias = _numbers(attention.in_proj_bias).chunk(3)[2]
-            _add_to_bias(self.out_proj, weight[:, ~stays] @ value_bias[~stays])
-        self.out_proj.weight = _like(attention.out_proj.weight, weight[:, stays])
-        self.out_proj.in_features = int(stays.sum())
-        self.train(attention.training)
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, None]:
-        """The attention output and None; for the arguments see ``nn.MultiheadAttention``."""
-        if is_causal and attn_mask is None:
-            raise RuntimeError("is_causal is a hint about attn_mask, which is missing")
-        if query.is_nested:
-            # nn.TransformerEncoder packs padded batches in this way in eval mode.
-            lengths = torch.tensor([len(sequence) for sequence in query.unbind()], device=query.device)
-            padded = torch.nested.to_padded_tensor(query, 0.0)
-            padding = torch.arange(padded.size(1), device=query.device) >= lengths[:, None]
-            output, _ = self(padded, padded, padded, key_padding_mask=padding)
-            return torch._nested_tensor_from_mask(output, ~padding, mask_check=False), None
-        if self.num_heads == 0:
-            return self.out_proj(query[..., :0]), None
-        batched = query.dim() == 3
-        if not batched:
-            query, key, value = query[None], key[None], value[None]
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
-        elif not self.batch_first:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        if self.in_proj_weight is not None:
-            weights: Sequence[Any] = self.in_proj_weight.chunk(3)
-        else:
-            weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (
-            F.linear(x, weight, bias).reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
-            for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
-        )
-        # As in torch: the hint replaces the mask where nothing else needs it.
-        is_causal = is_causal and key_padding_mask is None and not need_weights
-        mask = None
-        if attn_mask is not None and not is_causal:
-            mask = _additive(attn_mask, q.dtype)
-            if mask.dim() == 3:
-                mask = mask.reshape(-1, self.original_heads, *mask.shape[1:])[:, list(self.heads)]
-        if key_padding_mask is not None:
-            padding = _additive(key_padding_mask, q.dtype)[:, None, None]
-            mask = padding if mask is None else mask + padding
-        output = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0, is_causal)
-        output = self.out_proj(output.transpose(1, 2).flatten(2))
-        if not batched:
-            return output[0], None
-        return output if self.batch_first else output.transpose(0, 1), None
 
 
 def shrink(model: nn.Module, example_input: Tensor | tuple[Any, ...], *, tolerance: float = 1e-5) -> nn.Module:
@@ -446,16 +351,16 @@ class _Mix(NamedTuple):
             alive_in, folded, const = ~dead[self.source.units], self.folded(dead), self.source.const.double()
             change = (weight * const[:, None])[:, folded].sum(1)
             if not self.border:
-                _add_to_bias(module, change.sum(1))
+                add_to_bias(module, change.sum(1))
             elif folded.any():
                 carrier = self.carrier(dead)
                 assert carrier is not None
                 weight[:, carrier] += change / const[carrier]
         weight = weight[alive_out][:, alive_in]
         if module.bias is not None:
-            module.bias = _like(module.bias, module.bias.detach()[alive_out])
+            module.bias = like(module.bias, module.bias.detach()[alive_out])
         shaped = weight.transpose(0, 1) if type(module) in TRANSPOSED else weight
-        module.weight = _like(module.weight, shaped.reshape(*shaped.shape[:2], *module.weight.shape[2:]))
+        module.weight = like(module.weight, shaped.reshape(*shaped.shape[:2], *module.weight.shape[2:]))
         names = ("out_features", "in_features") if type(module) is nn.Linear else ("out_channels", "in_channels")
         for name, size in zip(names, weight.shape, strict=False):
             setattr(module, name, size)
@@ -643,7 +548,7 @@ class _Walk:
         if value is not None and value.axis != axis:
             self.pinned.append(value.units)
             value = None
-        weight = _numbers(module.weight)
+        weight = numbers(module.weight)
         weight = (weight.transpose(0, 1) if kind in TRANSPOSED else weight)[..., None].flatten(2)
         border = kind in TRANSPOSED or (
             kind in CONVS and module.padding_mode == "zeros" and any(module._reversed_padding_repeated_twice)
@@ -651,7 +556,7 @@ class _Walk:
         count = weight.shape[0]
         units = torch.arange(len(self.parent), len(self.parent) + count)
         self.parent += units.tolist()
-        bias = weight.new_zeros(count) if module.bias is None else _numbers(module.bias)
+        bias = weight.new_zeros(count) if module.bias is None else numbers(module.bias)
         varies = (weight != 0).any(2)
         if value is not None:
             varies = varies & ~(value.known & ((value.const == 0) | (not border)))
@@ -689,7 +594,7 @@ class _Walk:
         for module, units in self.vectors:
             alive = ~dead[units]
             for name, param in list(module.named_parameters()):
-                setattr(module, name, _like(param, param.detach()[alive]))
+                setattr(module, name, like(param, param.detach()[alive]))
             for name, buffer in list(module.named_buffers()):
                 if buffer.dim():
                     setattr(module, name, buffer[alive])
@@ -702,28 +607,9 @@ class _Walk:
 # ------------------------------------------------------------------------------------------ small surgery
 
 
-def _numbers(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().double()
-
-
-def _like(old: Tensor, data: Tensor) -> nn.Parameter:
-    return nn.Parameter(data.to(old).contiguous(), requires_grad=old.requires_grad)
-
-
 def _along(axis: int, vector: Tensor, sizes: list[int]) -> Tensor:
     """A tensor of these sizes that holds the vector along one axis."""
     return vector.view([-1 if i == axis else 1 for i in range(len(sizes))]).expand(sizes).clone()
-
-
-def _add_to_bias(module: Any, change: Tensor) -> None:
-    if not change.any():
-        return
-    old = module.weight if module.bias is None else module.bias
-    module.bias = _like(old, change if module.bias is None else _numbers(old) + change)
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
 
 
 def _plain(module: nn.Module) -> bool:
@@ -742,14 +628,6 @@ def _shared(model: nn.Module, units: list[_Unit]) -> set[int]:
     times = Counter(id(x) for m in model.modules() for x in (*m._parameters.values(), *m._buffers.values()) if x is not None)
     reads = [(unit.root, node.target) for unit in units for node in unit.graph.nodes if node.op == "get_attr"]
     return {key for key, count in times.items() if count > 1} | {id(operator.attrgetter(name)(root)) for root, name in reads}
-
-
-def _live_heads(attention: nn.MultiheadAttention) -> list[int]:
-    size, packed = attention.head_dim, attention.in_proj_weight
-    value: Tensor = attention.v_proj_weight if packed is None else packed.chunk(3)[2]
-    read = (attention.out_proj.weight != 0).any(0).view(-1, size).any(1)
-    varies = (value != 0).any(1).view(-1, size).any(1)
-    return (read & varies).nonzero().flatten().tolist()
 
 
 def _with_fewer_heads(
@@ -786,7 +664,7 @@ def _with_fewer_heads(
         tied = any(id(param) in frozen for param in module.parameters())
         if tied or module.bias_k is not None or module.add_zero_attn or (asked and (module not in seen or module in read)):
             continue
-        heads = _live_heads(module)
+        heads = live_heads(module)
         if len(heads) < module.num_heads:
             smaller[module] = new = FewerHeads(module, heads)
             modes.update(dict.fromkeys(new.modules(), modes[module]))

@@ -596,8 +596,7 @@ def constant_clipping(p: float, u: float, dim: int) -> Clipping:
     References:
         Definition 3.6 and Theorem 3.7 of the paper.
     """
-    _check_clipping(p, u)
-    return Clipping(math.sqrt(dim) * p * u ** (p - 1), dim * u**p)
+    return Clipping(_clipped_gradient(p, u, dim), dim * u**p)
 
 
 def l1_clipping(p: float, u: float, dim: int) -> Clipping:
@@ -621,13 +620,15 @@ def l1_clipping(p: float, u: float, dim: int) -> Clipping:
     References:
         Definition 3.6 and Theorem 3.7 of the paper.
     """
-    _check_clipping(p, u)
-    return Clipping(math.sqrt(dim) * p * u ** (p - 1), dim * (1 - p) * u**p)
+    return Clipping(_clipped_gradient(p, u, dim), dim * (1 - p) * u**p)
 
 
-def _check_clipping(p: float, u: float) -> None:
+def _clipped_gradient(p: float, u: float, dim: int) -> float:
+    """The largest gradient that either clipping leaves: that of the penalty at u, in every coordinate."""
     if not (0 < p < 1 and 0 < u < math.inf):
         raise ValueError(f"clipping needs 0 < p < 1 and u > 0, got p={p}, u={u}")
+    bound: float = math.sqrt(dim) * p * u ** (p - 1)
+    return bound
 
 
 def scad(x: ArrayLike, *, lam: float, a: float = 3.7) -> Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
 import json
 import statistics
 import time
@@ -29,6 +30,7 @@ import rewa
 from rewa.experiments.record import provenance
 from rewa.figures import save
 from rewa.files import write_atomically
+from rewa.inference import median_ms
 from rewa.sparsity import Count, count, prunable, thresholded
 
 
@@ -210,23 +212,12 @@ def deploy(config: Config, models: dict[tuple[str, float, int], nn.Module], data
             {"method": method, "strength": strength, "test": test, "nonzero": nonzero, "parameters": parameters}
             | {"dense_bytes": plain, "packed_bytes": packed.size}
         )
-    times = iter(_milliseconds(ways, example))
+    with torch.inference_mode():
+        times = iter(median_ms([functools.partial(way, example) for way in ways], rounds=200))
     for row in rows:
         if "test" in row:
             row["dense_ms"], row["ms"] = next(times), next(times)
     return rows
-
-
-@torch.inference_mode()
-def _milliseconds(models: list[nn.Module], x: Tensor, rounds: int = 200) -> list[float]:
-    """Median time of each model, in turns."""
-    times: list[list[float]] = [[] for _ in models]
-    for _ in range(rounds):
-        for kept, model in zip(times, models, strict=True):
-            start = time.perf_counter()
-            model(x)
-            kept.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(kept) for kept in times]
 
 
 def run(config: Config, out: Path, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
