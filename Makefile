@@ -17,8 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(STAMP) ## train a digit classifier dense, with l1 and with ReWA; table and demo/digits.png
-	$(BIN)/python -m rewa.experiments.digits --out demo
+demo: $(STAMP) ## train a digit classifier dense, with l1 and with ReWA, and compare them in demo/report.html
+	$(BIN)/rewa sweep digits --methods dense,l1,rewa --out demo/runs
+	$(BIN)/rewa report demo/runs -o demo/report.html
 
 test: $(STAMP) ## run the test suite
 	$(BIN)/python -m pytest

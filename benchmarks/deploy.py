@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import rewa
-from rewa.experiments.record import provenance
+from rewa.record import provenance
 from rewa.sparsity import count, prunable
 
 

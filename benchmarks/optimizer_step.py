@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import rewa
-from rewa.experiments.record import provenance
+from rewa.record import provenance
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from reference import eager_step

@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
 import rewa
 from rewa import cli
+from rewa.baselines import names
+from rewa.train import checkpoint
+from rewa.train.recipes import RECIPES
 
 
 def model():
@@ -123,3 +135,213 @@ def test_what_safetensors_cannot_hold_is_one_line(tmp_path, capsys):
     assert cli.main(["unpack", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "b.safetensors").exists()
+
+
+# ------------------------------------------------------------------------------------------------- training
+
+TINY = ["--set", "model=mlp", "--set", "hidden=20", "--set", "compressions=1,5", "--method", "l1", "--strength", "0.01"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in; a run decides on its precision itself."""
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REWA_DATA", raising=False)
+    return tmp_path
+
+
+def interrupted(arguments, number, folder):
+    """The exit code of a run that gets a signal after its first checkpoint."""
+
+    def interrupt():
+        end = time.monotonic() + 30
+        while not list(folder.glob("checkpoints/step-*")) and time.monotonic() < end:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code = cli.main(arguments)
+    thread.join()
+    return code
+
+
+def outcome(folder):
+    record = json.loads((folder / "record.json").read_text())
+    del record["command"]
+    return record, (folder / "trained.safetensors").read_bytes(), (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "report", "reproduce", "list"])
+def test_examples_of_the_help_parse(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    _, _, examples = capsys.readouterr().out.partition("example")
+    lines = [line for line in examples.splitlines() if "rewa " in line]
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        assert cli._parser().parse_args(words[words.index("rewa") + 1 :]).command == command
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"rewa {rewa.__version__}\n"
+
+
+def test_list(capsys):
+    content = json.loads(run(capsys, "list", "--json"))
+    assert list(content) == ["recipes", "methods", "results"]
+    assert list(content["recipes"]) == list(RECIPES)
+    assert list(content["methods"]) == list(names())
+    text = run(capsys, "list")
+    for part, rows in content.items():
+        assert part in text.splitlines()
+        for name, words in rows.items():
+            assert re.search(rf"^  {re.escape(name)} +{re.escape(words)}$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train digit", "there is no recipe 'digit'; did you mean 'digits'?"),
+        ("train digits --method rewaa", "there is no method 'rewaa'; did you mean 'rewa'?"),
+        ("train digits --set epoch=3", "there is no setting 'epoch'; did you mean 'epochs'?"),
+        ("train digits --set epochs=many", "epochs=many: this setting is a whole number"),
+        ("train digits --strength nan", "'nan' is not a finite number"),
+        ("train digits --seed one", "invalid int value: 'one'"),
+        ("train cifar10-cpu --data empty", "(looked in empty/cifar-10-batches-bin, empty)"),
+        ("train cifar10-cpu --data empty", "REWA_DATA"),
+        ("sweep digits --methods l1,l9", "there is no method 'l9'; did you mean 'l1'?"),
+        ("sweep digits --methods l1 --strengths 0.1,b", "'b' is not a finite number"),
+        ("sweep digits --methods l1 --seeds 0", "Invalid seeds: 0"),
+        ("sweep digits --methods l1 --workers 0", "Invalid workers: 0"),
+        ("sweep digits --methods l1 --set epoch=3", "did you mean 'epochs'?"),
+        ("sweep cifar10-cpu --methods l1 --data empty", "(looked in empty/cifar-10-batches-bin, empty)"),
+        ("sweep digits", "the following arguments are required: --methods"),
+        ("report nowhere", "there is no 'nowhere'"),
+        ("report empty", "no record.json in 'empty'"),
+        ("reproduce nothing", "there is no result 'nothing'"),
+        ("trian", "invalid choice: 'trian'"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(here, capsys, line, message):
+    (here / "empty").mkdir()
+    try:
+        code = cli.main(line.split())
+    except SystemExit as stopped:  # what argparse finds
+        code = stopped.code
+    streams = capsys.readouterr()
+    assert code == 2
+    assert streams.err.startswith("rewa")
+    assert message in streams.err
+    assert streams.err.count("\n") == 1
+    assert streams.out == ""
+    assert [path.name for path in here.iterdir()] == ["empty"], "nothing was written"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there(here, capsys):
+    for command in (["train"], ["sweep", "digits", "--methods", "l1"]):
+        assert cli.main([*command, "--device", "cuda"]) == 2
+        assert "--device cuda: torch finds no GPU here" in capsys.readouterr().err
+
+
+def test_tracebacks_are_for_debugging(here):
+    with pytest.raises(ValueError, match="no recipe 'digit'"):
+        cli.main(["train", "digit", "--debug"])
+
+
+def test_a_lost_run_is_one_line_and_exit_code_1(here, capsys):
+    arguments = ["train", "digits", *TINY, "--set", "epochs=2", "--set", "lr=1e25", "--quiet"]
+    assert cli.main(arguments) == 1
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert re.fullmatch(r"rewa train: the loss is \S+ in epoch 1, step \d+: lower lr=1e\+25 .*\n", streams.err)
+    with pytest.raises(rewa.train.loop.TrainingError, match="the loss is"):
+        cli.main([*arguments, "--debug"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(here, capsys, number):
+    arguments = ["train", "digits", *TINY, "--set", "epochs=30", "--quiet", "--name", "run"]
+    assert interrupted([*arguments, "--out", "broken"], number, here / "broken/run") == 128 + number
+    assert capsys.readouterr().err == f"rewa train: stopped by {number.name}; saved, and the same command goes on\n"
+    assert json.loads((here / "broken/run/record.json").read_text())["status"] == "running"
+    assert cli.main([*arguments, "--out", "broken"]) == 0
+    assert cli.main([*arguments, "--out", "whole"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert outcome(here / "broken" / "run") == outcome(here / "whole" / "run")
+
+
+def test_an_interrupt_outside_of_training_is_one_line(here, capsys):
+    (here / "runs" / "run").mkdir(parents=True)
+    os.mkfifo(here / "runs" / "run" / "record.json")  # nobody writes to it: whoever reads it waits
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        assert cli.main(["train", "digits", *TINY, "--name", "run"]) == 130
+    finally:
+        timer.cancel()
+    assert capsys.readouterr().err == "rewa train: stopped by SIGINT\n"
+
+
+def test_train_prints_json_and_report_reads_the_run(here, capsys):
+    arguments = ["train", "digits", *TINY, "--set", "epochs=2", "--json"]
+    events = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
+    assert [event["event"] for event in events] == ["epoch", "epoch", "end"]
+    assert events[-1]["record"]["status"] == "finished"
+    again = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
+    assert again == events[-1:], "a finished run is only told"
+    assert "| l1" in run(capsys, "report", "runs", "--markdown")
+    assert "wrote page.html" in run(capsys, "report", "runs", "-o", "page.html")
+    assert (here / "page.html").stat().st_size > 1000
+
+
+def test_a_reader_who_has_enough_gets_no_traceback(here):
+    words = [sys.executable, "-m", "rewa", "train", "digits", *TINY, "--set", "epochs=200"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline().startswith("digits-l1-0.01-s0: l1")
+            process.stdout.close()
+            assert process.wait(60) == 128 + signal.SIGPIPE
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+FULL = """
+import resource, sys
+from rewa import cli
+
+# The system refuses what a file holds beyond the limit, as it does on a full disk.
+for limit in map(int, sys.argv[1].split(",")):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    assert cli.main(sys.argv[2:]) == 2
+"""
+
+
+def test_a_full_disk_costs_nothing_that_was_saved(here, capsys):
+    arguments = ["train", "digits", *TINY, "--set", "epochs=20", "--quiet", "--name", "run"]
+    assert cli.main([*arguments, "--out", "whole"]) == 0
+    assert interrupted([*arguments, "--out", "broken"], signal.SIGTERM, here / "broken/run") == 143
+    before = checkpoint.load_latest(here / "broken/run/checkpoints")
+    # Below the record, the weights, the state of the optimizer.
+    words = [sys.executable, "-c", FULL, "1000,5000,6500,8000", *arguments, "--out", "broken"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        assert line.startswith("rewa train: ")
+        assert line.endswith("is the disk full? What was saved before is whole: make room, and the same command goes on")
+    after = checkpoint.load_latest(here / "broken/run/checkpoints")
+    assert after.step == before.step
+    assert all(torch.equal(after.model[name], tensor) for name, tensor in before.model.items())
+    assert not list(here.glob("broken/run/**/.*.*")), "no half files are left"
+    assert cli.main([*arguments, "--out", "broken"]) == 0
+    assert outcome(here / "broken" / "run") == outcome(here / "whole" / "run")

@@ -18,18 +18,38 @@ PACKAGE = ROOT / "src" / "rewa"
 
 # A module may import from its own row and from the rows above it.
 LAYERS = [
-    {"rewa.files", "rewa.heads", "rewa.native", "rewa.reparam", "rewa.schedules", "rewa.theory"},
+    {"rewa.files", "rewa.heads", "rewa.names", "rewa.native", "rewa.reparam", "rewa.schedules", "rewa.theory"},
     {"rewa.optim.fused", "rewa.optim.foreach", "rewa.optim.optimizer", "rewa.optim"},
     {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
     {"rewa.forms", "rewa.presets", "rewa.sparsity", "rewa.packed"},
     {"rewa.zeros"},
     {"rewa.inference", "rewa.export", "rewa.surgery"},
     {"rewa"},
-    {"rewa.explain"},
-    {"rewa.figures"},
+    {"rewa.explain", "rewa.record"},
+    {"rewa.figures", "rewa.baselines.method"},
+    {"rewa.baselines.dense", "rewa.baselines.l1", "rewa.baselines.parametrized", "rewa.baselines.rewa"},
+    {"rewa.baselines.adaptive_lasso", "rewa.baselines.lp", "rewa.baselines.mcp", "rewa.baselines.scad"},
+    {"rewa.baselines.dwf", "rewa.baselines.hard_concrete", "rewa.baselines.powerprop", "rewa.baselines.spred"},
+    {"rewa.baselines.ham", "rewa.baselines.masks", "rewa.baselines.str"},
+    {"rewa.baselines.acdc", "rewa.baselines.gmp", "rewa.baselines.rigl"},
+    {"rewa.baselines"},
+    {"rewa.train", "rewa.train.checkpoint", "rewa.train.numeric", "rewa.train.recipes"},
+    {"rewa.train.data", "rewa.train.models", "rewa.train.sources"},
+    {"rewa.train.folder"},
+    {"rewa.train.datasets"},
+    {"rewa.train.job", "rewa.train.processes"},
+    {"rewa.train.evaluate"},
+    {"rewa.train.loop"},
+    {"rewa.train.sweep"},
+    {"rewa.report.records"},
+    {"rewa.report.tables"},
+    {"rewa.report.figure", "rewa.report.text"},
+    {"rewa.report.page"},
+    {"rewa.report"},
+    {"rewa.terminal"},
+    {"rewa.experiments"},
     {"rewa.cli"},
-    {"rewa.experiments", "rewa.experiments.record"},
-    {"rewa.experiments.digits"},
+    {"rewa.__main__"},
 ]
 
 
@@ -58,7 +78,7 @@ def test_imports_point_one_way():
 def test_import_needs_torch_and_numpy_only():
     code = (
         "import sys, rewa\n"
-        "extras = {'sklearn', 'matplotlib', 'rich', 'scipy', 'pandas'} & set(sys.modules)\n"
+        "extras = {'sklearn', 'matplotlib', 'rich', 'scipy', 'pandas', 'PIL', 'ray', 'tensorboard'} & set(sys.modules)\n"
         "assert not extras, extras\n"
         "assert 'torch._inductor' not in sys.modules\n"
     )
@@ -89,7 +109,7 @@ def test_public_names_exist_and_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md", "docs/train.md"])
 def test_examples_run(page, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     assert blocks
@@ -97,14 +117,29 @@ def test_examples_run(page, tmp_path):
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=300, cwd=tmp_path)
 
 
-def test_readme_table_is_the_record():
-    record = json.loads((ROOT / "results" / "digits" / "digits.json").read_text())
-    rows = {row.split("|")[1].strip(): row for row in (ROOT / "README.md").read_text().splitlines() if row.startswith("|")}
-    labels = {"dense": "dense, cut by magnitude", "l1": "l1 (proximal)", "ReWA": "ReWA, K=9, M=2"}
-    for method, label in labels.items():
-        results = {r["compression"]: f"{r['test']:.1f}±{r['spread']:.1f}" for r in record["results"] if r["method"] == method}
-        cells = [cell.strip() for cell in rows[label].split("|")[2:-1]]
-        assert cells == [results[compression] for compression in record["config"]["table"]]
+def cells(result: str) -> dict[tuple[str, float], str]:
+    """The cells of a published table, as the record has them."""
+    numbers = json.loads((ROOT / "results" / result / "numbers.json").read_text())
+    (comparison,) = numbers["comparisons"]
+    return {(cell["method"], cell["compression"]): f"{cell['mean']:.1f}±{cell['sd']:.1f}" for cell in comparison["cells"]}
+
+
+@pytest.mark.parametrize(("page", "result"), [("README.md", "digits"), ("docs/methods.md", "digits-methods")])
+def test_published_tables_are_the_records(page, result):
+    found, lines = cells(result), (ROOT / page).read_text().splitlines()
+    (header,) = [line for line in lines if line.startswith("| test accuracy, %")]
+    compressions = [float(cell.strip().removesuffix("x")) for cell in header.split("|")[2:-1]]
+    for method in {method for method, _ in found}:
+        (row,) = [line for line in lines[lines.index(header) :] if re.match(rf"\| `?{re.escape(method)}`?[ ,(|]", line)]
+        expected = [found.get((method, compression), "-") for compression in compressions]
+        assert [cell.strip() for cell in row.split("|")[2:-1]] == expected, method
+
+
+def test_every_method_is_on_the_page_of_methods():
+    from rewa.baselines import names
+
+    page = (ROOT / "docs" / "methods.md").read_text()
+    assert [name for name in names() if f"`{name}`" not in page] == []
 
 
 def test_pages_link_to_files_that_exist():

@@ -377,3 +377,10 @@ def test_views_with_another_sign_are_not_aliases(tmp_path):
     with pytest.raises(ValueError, match="__metadata__"):
         save_packed({"__metadata__": torch.ones(2)}, tmp_path / "y.safetensors")
     assert not (tmp_path / "y.safetensors").exists()
+
+
+def test_the_same_model_gives_the_same_file(tmp_path):
+    """Not by luck: safetensors writes metadata in an order that changes from call to call."""
+    model = {"a": torch.eye(30), "gröss": torch.ones(3, 2)}
+    files = [save_packed(model, tmp_path / f"{i}.safetensors", report={"quote": 'a "b"'}).path.read_bytes() for i in range(8)]
+    assert len(set(files)) == 1

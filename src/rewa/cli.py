@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
+import math
+import os
+import signal
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+import rewa
 from rewa.explain import OPTIMIZERS, Run, explain, to_text
 from rewa.files import replacing
 from rewa.packed import VALUES, PackedFileError, load_packed, read_packed, read_tensors, save_packed
@@ -26,22 +34,301 @@ EXAMPLE = """examples:
   rewa explain --figure geometry
 """
 NAMED_FIGURES = ("geometry", "clipping", "regularizer")
+# What the system says when a disk is full.
+FULL = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
+EXPECTED = (ValueError, OSError, TypeError, ModuleNotFoundError, RuntimeError)  # their words say enough
+EXTRAS = {"safetensors": "train", "sklearn": "train", "rich": "train", "PIL": "train", "tensorboard": "train"}
+EXTRAS |= {"matplotlib": "plot", "ray": "ray", "onnx": "onnx"}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="rewa", description="Sparse models by ReWA.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    _add_explain(commands)
-    _add_files(commands)
-    options = parser.parse_args(arguments)
-    run = {"explain": _explain, "inspect": _inspect, "pack": _pack, "unpack": _unpack}[options.command]
+    """Run a command; returns the exit code: 0, 1 if a run failed, 2 for what cannot be done, 128 + n after signal n."""
+    options = _parser().parse_args(arguments)
+    run = {
+        "train": _train,
+        "sweep": _sweep,
+        "report": _report,
+        "reproduce": _reproduce,
+        "list": _list,
+        "explain": _explain,
+        "inspect": _inspect,
+        "pack": _pack,
+        "unpack": _unpack,
+    }[options.command]
     try:
-        sys.stdout.write(run(options) + "\n")
-    except (ValueError, OSError, TypeError, ModuleNotFoundError, RuntimeError, KeyError) as error:
-        sys.stderr.write(f"rewa {options.command}: {error}\n")
+        with _one_line_warnings(options.command):
+            text = run(options)
+        sys.stdout.write(text + "\n" if text else "")
+        sys.stdout.flush()  # here, where a reader who is gone can be caught
+    except _Exit as end:
+        sys.stderr.write(f"rewa {options.command}: {end}\n")
+        return end.code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has enough
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        sys.stderr.write(f"rewa {options.command}: stopped by SIGINT\n")
+        return 128 + signal.SIGINT
+    except Exception as error:
+        if getattr(options, "debug", False):
+            raise
+        sys.stderr.write(f"rewa {options.command}: {_words(error)}\n")
         return 2
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = _Parser(prog="rewa", description="Sparse models by ReWA.")
+    parser.add_argument("--version", action="version", version=f"rewa {rewa.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_training(commands)
+    _add_explain(commands)
+    _add_files(commands)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as for every other mistake."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+class _Exit(Exception):
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f"{error}; install it with pip install 'rewa[{EXTRAS[error.name]}]'"
+    words = " ".join(str(error).split())  # one line
+    if any(sign in words for sign in FULL):
+        return f"{words}; is the disk full? What was saved before is whole: make room, and the same command goes on"
+    return words if isinstance(error, EXPECTED) else f"{type(error).__name__}: {words}"
+
+
+@contextmanager
+def _one_line_warnings(command: str) -> Iterator[None]:
+    """Warnings without the line of code they come from."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        sys.stderr.write(f"rewa {command}: {message}\n")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- training
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, words: str, *examples: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=words,
+        description=f"{words[0].upper()}{words[1:]}.",
+        epilog="\n  ".join(["example:" if len(examples) == 1 else "examples:", *examples]) + "\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    train = _command(
+        commands,
+        "train",
+        "train one network; the same command again goes on where it stopped",
+        "rewa train digits --method rewa",
+        "rewa train fashion-mnist --method l1 --strength 0.1 --set epochs=5",
+        "torchrun --nproc-per-node 2 -m rewa train digits --method rewa",
+    )
+    train.add_argument("recipe", nargs="?", default="digits", help="what is trained on what: see rewa list (default digits)")
+    train.add_argument("--method", default="rewa", help="how: see rewa list (default rewa)")
+    train.add_argument("--strength", type=_number, metavar="X", help="how hard towards zero (default: the method's own choice)")
+    train.add_argument("--seed", type=int, default=0, metavar="N", help="(default 0)")
+    train.add_argument("--name", default="", help="folder of the run inside --out (default: made from the rest)")
+    sweep = _command(
+        commands,
+        "sweep",
+        "train many: methods, each with its own strengths, and seeds; finished runs are not repeated",
+        "rewa sweep digits --methods dense,l1,rewa --strengths auto --seeds 3",
+        "rewa sweep cifar10-cpu --methods l1,rewa --seeds 1 --ray auto",
+    )
+    sweep.add_argument("recipe", help="what is trained on what: see rewa list")
+    sweep.add_argument("--methods", required=True, metavar="A,B", help="names of methods, or all")
+    sweep.add_argument(
+        "--strengths", type=_numbers, default="auto", metavar="X,Y", help="for every method (default auto: each has its own)"
+    )
+    sweep.add_argument("--seeds", type=int, default=3, metavar="N", help="how many (default 3)")
+    sweep.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: as many as the cores can take)")
+    sweep.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, HOST:PORT, or local to start one here")
+    for command in (train, sweep):
+        command.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; may be repeated"
+        )
+        command.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="of runs (default runs)")
+        _add_machine(command)
+    report = _command(
+        commands,
+        "report",
+        "one page, figures and tables from runs; nothing is trained",
+        "rewa report runs/ -o report.html",
+        "rewa report runs/ --markdown",
+    )
+    report.add_argument("runs", type=Path, nargs="+", help="folders of runs, or runs")
+    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="(default report.html)")
+    report.add_argument("--markdown", action="store_true", help="print the tables as Markdown instead")
+    reproduce = _command(
+        commands, "reproduce", "make a published table or figure again, from training to report", "rewa reproduce digits"
+    )
+    reproduce.add_argument("result", help="see rewa list")
+    reproduce.add_argument("--out", type=Path, metavar="FOLDER", help="(default results/RESULT)")
+    reproduce.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: as many as the cores can take)")
+    _add_machine(reproduce)
+    listing = _command(commands, "list", "recipes, methods and published results, one line each", "rewa list")
+    listing.add_argument("--json", action="store_true", help="print JSON with the same content")
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def _numbers(text: str) -> tuple[float, ...] | None:
+    return None if text == "auto" else tuple(map(_number, text.split(",")))
+
+
+def _add_machine(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--data", type=Path, metavar="FOLDER", help="where data is (default: the variable REWA_DATA)")
+    command.add_argument("--download", action="store_true", help="fetch missing data from its canonical source")
+    command.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    command.add_argument("--debug", action="store_true", help="show where in the code an error comes from")
+
+
+def _train(options: argparse.Namespace) -> str:
+    _check_device(options.device)
+    from rewa.terminal import watching
+    from rewa.train.job import job
+    from rewa.train.loop import Stopped, TrainingError, train
+
+    chosen = job(
+        options.recipe,
+        options.method,
+        strength=options.strength,
+        seed=options.seed,
+        name=options.name,
+        changes=options.set,
+        root=options.data,
+        download=options.download,
+    )
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        with watching(quiet=options.quiet or not first, as_json=options.json) as watch:
+            train(chosen, options.out, root=options.data, device=options.device, download=options.download, watch=watch)
+    except Stopped as stopped:
+        raise _Exit(f"{stopped}; saved, and the same command goes on", 128 + stopped.signal) from None
+    except TrainingError as error:
+        if options.debug:
+            raise
+        raise _Exit(str(error), 1) from None
+    return ""
+
+
+def _check_device(device: str | None) -> None:
+    if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: torch finds no GPU here; leave it out, or say --device cpu")
+
+
+def _sweep(options: argparse.Namespace) -> str:
+    from rewa.baselines import names
+    from rewa.train.recipes import recipe
+    from rewa.train.sweep import Sweep
+
+    methods = names() if options.methods == "all" else options.methods.split(",")
+    sweep = Sweep(
+        recipe=recipe(options.recipe),
+        methods=tuple(methods),
+        strengths=options.strengths,
+        seeds=options.seeds,
+        changes=tuple(options.set),
+    )
+    _run_sweep(sweep, options, options.out, ray=options.ray)
+    return "" if options.quiet or options.json else f"next: rewa report {options.out} -o {options.out / 'report.html'}"
+
+
+def _run_sweep(sweep: Any, options: argparse.Namespace, out: Path, ray: str | None = None) -> None:
+    from rewa.terminal import sweeping
+    from rewa.train.loop import Stopped
+    from rewa.train.sweep import Progress, run_local, run_ray, workers_for
+
+    jobs = sweep.jobs(options.data, options.download)
+    progress = Progress(out, jobs)
+    common = {"root": options.data, "device": options.device}
+    try:
+        with sweeping(progress, quiet=options.quiet, as_json=options.json) as tick:
+            if ray:
+                failures = run_ray(jobs, out, address=ray, tick=tick, **common)
+            else:
+                _check_device(options.device)
+                workers = workers_for(sweep.recipe) if options.workers is None else options.workers
+                failures = run_local(jobs, out, workers=workers, tick=tick, **common)
+    except Stopped as stopped:
+        raise _Exit(f"{stopped}; saved, and the same command goes on", 128 + stopped.signal) from None
+    if failures:
+        lines = [f"{failure.name}: {failure.reason}" for failure in failures]
+        raise _Exit("\n  ".join([f"{len(failures)} of {len(jobs)} runs failed:", *lines]), 1)
+
+
+def _report(options: argparse.Namespace) -> str:
+    from rewa import report
+
+    if options.markdown:
+        return report.to_markdown(options.runs)
+    return "\n".join(f"wrote {path}" for path in report.write(options.runs, options.output))
+
+
+def _reproduce(options: argparse.Namespace) -> str:
+    from rewa.experiments import RESULTS
+    from rewa.names import nearest
+
+    if options.result not in RESULTS:
+        raise ValueError(nearest("result", options.result, RESULTS))
+    out = options.out or Path("results") / options.result
+    out.mkdir(parents=True, exist_ok=True)
+    result = RESULTS[options.result]
+    _run_sweep(result.sweep, options, out / "runs")
+    return "\n".join(f"wrote {path}" for path in result.write(out))
+
+
+def _list(options: argparse.Namespace) -> str:
+    from rewa.baselines import make, names
+    from rewa.experiments import RESULTS
+    from rewa.train.recipes import RECIPES
+
+    made = {name: make(name) for name in names()}
+    content = {
+        "recipes": {name: recipe.line for name, recipe in RECIPES.items()},
+        "methods": {name: f"{one.line} [{one.strength_is}; {one.paper}]" for name, one in made.items()},
+        "results": {name: result.line for name, result in RESULTS.items()},
+    }
+    if options.json:
+        return json.dumps(content, indent=2)
+    width = max(len(name) for part in content.values() for name in part)
+    return "\n".join(
+        line for part, rows in content.items() for line in (part, *(f"  {name:<{width}}  {row}" for name, row in rows.items()))
+    )
+
+
+# ---------------------------------------------------------------------------------------- one setting, one file
 
 
 def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -98,13 +385,7 @@ def _explain(options: argparse.Namespace) -> str:
 
 def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     def add(name: str, words: str, example: str, *files: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name,
-            help=words,
-            description=f"{words[0].upper()}{words[1:]}.",
-            epilog=f"example:\n  {example}\n",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        command = _command(commands, name, words, example)
         for file in files:
             command.add_argument(file, type=Path)
         return command

@@ -293,7 +293,21 @@ def save_packed(
     metadata["digest"] = _digest(table, text, iter(sorted(parts.items())))
     with replacing(Path(path)) as scratch:
         save_file(parts, scratch, metadata)
+        _in_order(scratch)
     return read_packed(path)
+
+
+def _in_order(path: Path) -> None:
+    """Sort the metadata, which safetensors writes in any order: the same model gives the same file, byte for byte."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > length:
+            raise AssertionError(f"the sorted header has {len(text)} bytes, more than {length}")
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 # -------------------------------------------------------------------------------------------------- reading

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from rewa.experiments import record
+from rewa import record
 
 
 def test_provenance_is_json_and_names_what_made_it():

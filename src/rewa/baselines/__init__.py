@@ -1,0 +1,61 @@
+"""Every method that a run can use, behind one interface: :class:`rewa.baselines.method.Method`.
+
+>>> make("rewa").K
+9
+>>> make("rewa+rigl").label
+'rewa+rigl'
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rewa.baselines.acdc import ACDC
+from rewa.baselines.adaptive_lasso import AdaptiveLasso
+from rewa.baselines.dense import Dense
+from rewa.baselines.dwf import DWF
+from rewa.baselines.gmp import GMP
+from rewa.baselines.ham import HAM
+from rewa.baselines.hard_concrete import HardConcrete
+from rewa.baselines.l1 import L1, L1Subgradient
+from rewa.baselines.lp import ClippedLp, Half, L1ClippedLp
+from rewa.baselines.mcp import MCP
+from rewa.baselines.method import Method
+from rewa.baselines.powerprop import PowerPropagation
+from rewa.baselines.rewa import ReWA, ReWAAdam, ReWAPair
+from rewa.baselines.rigl import RigL
+from rewa.baselines.scad import SCAD
+from rewa.baselines.spred import Spred
+from rewa.baselines.str import STR
+from rewa.names import nearest
+
+__all__ = ["METHODS", "make", "names"]
+
+METHODS: dict[str, type[Method]] = {
+    kind.name: kind
+    for kind in (
+        *(Dense, L1, L1Subgradient, ReWA, ReWAAdam, ReWAPair, Spred, PowerPropagation, DWF),
+        *(ClippedLp, L1ClippedLp, Half, SCAD, MCP, AdaptiveLasso, STR, HardConcrete, GMP, RigL, ACDC, HAM),
+    )
+}
+TOGETHER = ("gmp", "rigl", "acdc", "ham")  # those that may stand on ReWA
+
+
+def names() -> list[str]:
+    """All methods and combinations."""
+    return [*METHODS, *(f"rewa+{name}" for name in TOGETHER)]
+
+
+def make(name: str, **settings: Any) -> Method:
+    """A method by its name, as ``rewa list`` shows it.
+
+    Args:
+        name: A name, or ``rewa+NAME`` for one that decides on zeros while ReWA trains.
+        settings: Its fields, such as ``strength``.
+    """
+    if name not in names():
+        raise ValueError(nearest("method", name, names()))
+    on, _, own = name.rpartition("+")
+    if on:
+        settings["on"] = METHODS[on]()
+    return METHODS[own](**settings)

@@ -1,0 +1,232 @@
+"""Methods that decide which weights are zero while another method trains the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rewa.baselines.dense import Dense
+from rewa.baselines.method import Method, Plan
+from rewa.baselines.parametrized import Parametrized
+
+__all__ = ["Masked", "global_masks", "largest"]
+
+# Where zero is absorbing, weights come back with this share of the size that the weights of their layer started with.
+REGROWN_SIZE = 0.1
+
+
+@dataclass(kw_only=True)
+class Masked(Method):
+    r"""A method that holds weights at zero, on top of one that trains the others.
+
+    With a mask :math:`m \in \{0, 1\}` for every weight, the other method steps with the gradient :math:`m\,g`, and
+    :math:`x \leftarrow m\,x` follows. The momentum of a weight that is dropped or comes back is set to zero, so none builds up
+    behind a mask. Masks change at certain steps only, by a rule of the step, the weights and the gradients alone.
+
+    **Weights that come back.** In dense training they start at zero, as in the papers. Under ReWA zero is absorbing, and a
+    weight of size a grows only while its gradient satisfies :math:`|g|\,u^{M-1} > \lambda` with :math:`u = a^{1/K}`. It
+    therefore starts at :math:`-\mathrm{sign}(g)\,a`, so that growing is what the loss wants, with
+
+    .. math:: a = 0.1 \cdot \text{the root mean square of the layer's weights at the start of the run}.
+
+    All weights of a layer coming back at once then have a tenth of its first norm, which disturbs the model little. By the
+    growth condition those with :math:`|g| > \lambda\,a^{(1-M)/K}` grow, and the decay takes the others back. A
+    smaller a would only raise this bar (for :math:`M > 1`), and the root makes even a small a a useful u: with ``K=9`` a weight
+    of a tenth of another's size has 0.77 of its u. A size that follows the present weights would feed on itself: what comes
+    back adds to the norm.
+
+    A weight that comes back takes its first step with the next gradient. The present one belongs to a model without it,
+    and behind a batch norm, for a channel that had lost all its weights, that gradient can be hundreds of times too large.
+
+    Args:
+        strength: Share of the prunable weights that is zero in the end.
+        on: What trains the others. Without a strength of its own it takes the second of its grid; dense training takes the
+            recipe's weight decay.
+    """
+
+    strength_is: ClassVar[str] = "share of zeros"
+
+    on: Method = field(default_factory=Dense)
+    masks: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)  # True where a weight may be nonzero
+    sizes: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # root mean squares at the start
+    base_optimizer: Optimizer = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.on, (Masked, Parametrized)):
+            raise ValueError(f"{self.name} cannot stand on {self.on.name}, which does not train the weights themselves")
+        self.on = replace(self.on)  # its state is this method's alone
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by name, those of the other method among them; its strength is None until one is chosen."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name not in ("strength", "on")}
+        strength = None if math.isnan(self.on.strength) else self.on.strength
+        return {"on": {"name": self.on.name, "strength": strength, **self.on.settings}, **own}
+
+    def grid(self, plan: Plan) -> tuple[float, ...]:
+        """One to ten weights of a hundred are left."""
+        return (0.9, 0.95, 0.98, 0.99)
+
+    def planned(self, plan: Plan) -> Plan:
+        """The run as the other method needs it."""
+        return self.on.planned(plan)
+
+    def prepare(self, model: nn.Module) -> None:
+        """As the other method does."""
+        self.on.prepare(model)
+
+    def start(self, model: nn.Module, plan: Plan) -> Optimizer:
+        """Start the other method, with the masks of the first step; no weight changes before that step."""
+        if not 0 <= self.strength < 1:
+            raise ValueError(f"Invalid strength: {self.strength} (allowed: a share of zeros, at least 0 and below 1)")
+        if math.isnan(self.on.strength) and not isinstance(self.on, Dense):
+            self.on.strength = self.on.grid(plan)[1]
+        self.base_optimizer = self.on.start(model, plan)
+        self.weights, self.plan = self.on.weights, plan
+        self.masks = self.first_masks()
+        self.sizes = {name: float(weight.detach().square().mean().sqrt()) for name, weight in self.weights.items()}
+        return self.base_optimizer
+
+    def first_masks(self) -> dict[str, Tensor]:
+        """The masks that the run starts with: by default everything is trained."""
+        return {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in self.weights.items()}
+
+    def masks_before_forward(self, step: int) -> dict[str, Tensor] | None:
+        """New masks chosen by the weights alone, or None.
+
+        Args:
+            step: Steps done so far.
+        """
+        return None
+
+    def masks_before_step(self, step: int) -> dict[str, Tensor] | None:
+        """New masks for which the gradients of all weights are needed, or None.
+
+        Args:
+            step: Steps done so far.
+        """
+        return None
+
+    def before_forward(self, step: int) -> None:
+        """Drop weights where it is time to."""
+        masks = self.masks_before_forward(step)
+        if masks is not None or step == 0:
+            self._put(self.masks if masks is None else masks)
+        self.on.before_forward(step)
+
+    def penalty(self) -> Tensor | None:
+        """As the other method does."""
+        return self.on.penalty()
+
+    def before_step(self, step: int) -> None:
+        """Change masks where it is time to, then hide the gradients of masked weights from the other method."""
+        before, masks = self.masks, self.masks_before_step(step)
+        if masks is not None:
+            self._put(masks)
+        for name, weight in self.weights.items():
+            if weight.grad is not None:
+                weight.grad.masked_fill_(~(self.masks[name] & before[name]), 0)
+        self.on.before_step(step)
+
+    def after_step(self, step: int, lr: float) -> None:
+        """Whatever the other method did, masked weights are zero."""
+        self.on.after_step(step, lr)
+        self._zero_masked()
+
+    def current(self) -> dict[str, Tensor]:
+        """As the other method does."""
+        return self.on.current()
+
+    def finish(self, model: nn.Module) -> None:
+        """As the other method does."""
+        self.on.finish(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The masks, the sizes that the layers started with, and the state of the other method."""
+        return {"masks": dict(self.masks), "sizes": dict(self.sizes), "on": self.on.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back masks, sizes and state."""
+        if state["masks"].keys() != self.masks.keys():
+            different = sorted(state["masks"].keys() ^ self.masks.keys())
+            raise ValueError(
+                f"the state has masks for other weights than the model ({different[0]!r}): load that of this model"
+            )
+        self.masks = {name: mask.to(self.masks[name].device) for name, mask in state["masks"].items()}
+        self.sizes = dict(state["sizes"])
+        self.on.load_state_dict(state["on"])
+
+    def _put(self, masks: dict[str, Tensor]) -> None:
+        """Make these the masks: dropped weights become zero, others come back."""
+        for name, mask in masks.items():
+            returning = mask & ~self.masks[name]
+            self._reset_momentum(self.weights[name], ~mask | returning)
+            if self._is_absorbing(self.weights[name]):
+                self._regrow(name, returning)
+        self.masks = masks
+        self._zero_masked()
+
+    @torch.no_grad()
+    def _regrow(self, name: str, returning: Tensor) -> None:
+        weight, size = self.weights[name], REGROWN_SIZE * self.sizes[name]
+        if weight.grad is not None:
+            # A weight without a gradient gets a sign all the same: at zero it could not use a later one.
+            weight.copy_(torch.where(returning, torch.where(weight.grad > 0, -size, size), weight))
+
+    @torch.no_grad()
+    def _zero_masked(self) -> None:
+        for name, weight in self.weights.items():
+            weight.masked_fill_(~self.masks[name], 0)
+
+    def _reset_momentum(self, param: Tensor, where: Tensor) -> None:
+        state = self.base_optimizer.state.get(param, {})
+        for key in ("momentum_buffer", "exp_avg"):
+            if isinstance(state.get(key), Tensor):
+                state[key].masked_fill_(where, 0)
+
+    def _is_absorbing(self, param: Tensor) -> bool:
+        """Whether a weight at exactly zero would stay there: ReWA's groups say how they scale gradients."""
+        group = next(g for g in self.base_optimizer.param_groups if any(one is param for one in g["params"]))
+        return bool(group.get("M", 0) > 0 or ("K" in group and group["K"] > 1 and group["eps"] > 0))
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Mask of the ``count`` largest values; of equal ones the first, so that every machine chooses the same.
+
+    Args:
+        values: A tensor of any shape.
+        count: How many.
+
+    Example:
+        >>> largest(torch.tensor([3.0, 1.0, 2.0, 2.0]), 2)
+        tensor([ True, False,  True, False])
+    """
+    flat = values.flatten()
+    if not 0 < count < flat.numel():
+        return torch.full_like(values, count > 0, dtype=torch.bool)
+    bar = flat.kthvalue(flat.numel() - count + 1).values
+    chosen = flat > bar
+    at_bar = (flat == bar).nonzero().flatten()
+    chosen[at_bar[: count - int(chosen.sum())]] = True
+    return chosen.view_as(values)
+
+
+def global_masks(weights: Mapping[str, Tensor], zeros: float) -> dict[str, Tensor]:
+    """Masks that keep the largest of all weights, whatever their layer; but no layer loses its last one.
+
+    Args:
+        weights: The weights by name.
+        zeros: Share of all weights that is not kept.
+    """
+    layers = [weight.detach().abs().flatten() for weight in weights.values()]
+    # A layer without any weight passes nothing on and gets no gradient, so that it could never come back.
+    sizes = torch.cat([torch.where(largest(layer, 1), math.inf, layer) for layer in layers])
+    chosen = largest(sizes, round((1 - zeros) * sizes.numel()))
+    parts = torch.split(chosen, [weight.numel() for weight in weights.values()])
+    return {name: part.view(weight.shape) for (name, weight), part in zip(weights.items(), parts, strict=True)}

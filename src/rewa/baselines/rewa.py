@@ -1,0 +1,140 @@
+"""ReWA as a method: on the recipe's SGD, on AdamW, and as the signed pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rewa.baselines.method import Method, Plan
+from rewa.baselines.parametrized import Parametrized
+from rewa.forms import Pair
+from rewa.optim.adamw import ReWAAdamW
+from rewa.optim.groups import param_groups
+from rewa.optim.sgd import ReWASGD
+from rewa.theory import decay_budget
+
+__all__ = ["ReWA", "ReWAAdam", "ReWAPair"]
+
+# What the decay alone does to a weight over the run: it ends at exp(-budget) of its start.
+BUDGETS = (3.0, 6.0, 12.0, 24.0)
+
+
+def _decays(plan: Plan, K: float) -> tuple[float, ...]:
+    decoupled = plan.optimizer == "adamw"
+    per_unit = decay_budget(plan.learning_rates, K=K, weight_decay=1.0, momentum=plan.momentum, decoupled=decoupled)
+    return tuple(budget / per_unit for budget in BUDGETS)
+
+
+@dataclass(kw_only=True)
+class ReWA(Method):
+    r"""The paper's method on the recipe's optimizer: Algorithm 1 on SGD, Algorithm 2 on AdamW.
+
+    With :math:`x = \mathrm{sign}(y)|y|^K` and the scale :math:`s = |y|^M\,|y|^{K-1}/(|y|^{K-1}+\varepsilon)`, for plain SGD
+
+    .. math:: y \leftarrow y - \eta\,(s\,g + \lambda y).
+
+    Args:
+        strength: Weight decay :math:`\lambda` of y.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+
+    References:
+        ReWA, ICML 2026, Algorithms 1 and 2.
+    """
+
+    name: ClassVar[str] = "rewa"
+    line: ClassVar[str] = "train y with x = sign(y)|y|^K, weight decay on y, adaptive rates"
+    paper: ClassVar[str] = "ReWA, ICML 2026"
+    strength_is: ClassVar[str] = "weight decay of y"
+    shards: ClassVar[bool] = True
+
+    K: float = 9
+    M: float = 2
+    eps: float = 0.0
+
+    def grid(self, plan: Plan) -> tuple[float, ...]:
+        """Decays for which a weight without gradient ends at exp(-3) to exp(-24) of its start."""
+        return _decays(plan, self.K)
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """ReWASGD or ReWAAdamW, with the fused kernel on a CPU."""
+        groups = param_groups(model, K=self.K, M=self.M, eps=self.eps, weight_decay=self.strength)
+        fused = all(weight.device.type == "cpu" for weight in self.weights.values()) or None
+        lr = self.plan.learning_rates[0]
+        if self.plan.optimizer == "adamw":
+            return ReWAAdamW(groups, lr, betas=self.plan.betas, fused=fused)
+        return ReWASGD(groups, lr, momentum=self.plan.momentum, fused=fused)
+
+
+@dataclass(kw_only=True)
+class ReWAAdam(ReWA):
+    r"""Algorithm 2 whatever the recipe's optimizer: :math:`s\,g` is the gradient that AdamW gets for y.
+
+    Adam cancels a constant scale, so M acts through its change over time only.
+
+    Args:
+        strength: Weight decay :math:`\lambda` of y, decoupled.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+        adam_lr: Largest learning rate where the recipe's is for SGD; a recipe for AdamW keeps its own.
+
+    References:
+        ReWA, ICML 2026, Algorithm 2.
+    """
+
+    name: ClassVar[str] = "rewa-adamw"
+    line: ClassVar[str] = "ReWA on AdamW (Algorithm 2)"
+
+    adam_lr: float = 3e-3
+
+    def planned(self, plan: Plan) -> Plan:
+        """The same schedule, on AdamW."""
+        if plan.optimizer == "adamw":
+            return plan
+        scale = self.adam_lr / max(plan.learning_rates)
+        return replace(plan, optimizer="adamw", learning_rates=tuple(scale * lr for lr in plan.learning_rates))
+
+
+@dataclass(kw_only=True)
+class ReWAPair(Parametrized):
+    r"""ReWA on the signed pair :math:`x = |u|^K - |v|^K`: a weight can change its sign without crossing zero.
+
+    Both parts take ReWA's step, u with the gradient g and v with -g.
+
+    Args:
+        strength: Weight decay :math:`\lambda` of u and v.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+        start_value: What both parts start with beside the weight itself.
+
+    References:
+        ReWA, ICML 2026, the remark on K = 2, here for any K.
+    """
+
+    name: ClassVar[str] = "rewa-pair"
+    line: ClassVar[str] = "ReWA on x = |u|^K - |v|^K: signs may change"
+    paper: ClassVar[str] = "ReWA, ICML 2026"
+    strength_is: ClassVar[str] = "weight decay of u and v"
+
+    K: float = 9
+    M: float = 2
+    eps: float = 0.0
+    start_value: float = 0.005
+
+    def grid(self, plan: Plan) -> tuple[float, ...]:
+        """As for ReWA."""
+        return _decays(plan, self.K)
+
+    def form(self, weight: Tensor) -> nn.Module:
+        """The pair."""
+        return Pair(K=self.K, M=self.M, eps=self.eps, start=self.start_value)
+
+    def weight_decay(self) -> float:
+        """The strength."""
+        return self.strength

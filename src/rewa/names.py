@@ -1,0 +1,26 @@
+"""Names that do not exist, and the nearest that do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["nearest"]
+
+
+def nearest(what: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a name that does not exist.
+
+    Args:
+        what: What it should have named.
+        name: The name.
+        known: The names there are.
+
+    Example:
+        >>> nearest("recipe", "digit", ["digits", "cifar10-cpu"])
+        "there is no recipe 'digit'; did you mean 'digits'? (digits, cifar10-cpu)"
+    """
+    lowered = {one.lower(): one for one in known}
+    close = [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, 1, 0.4)]
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"there is no {what} {name!r}{hint} ({', '.join(lowered.values())})"

@@ -1,0 +1,252 @@
+"""The tables as text: CSV files, GitHub markdown, and the numbers as they are printed everywhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rewa.report.records import Run, read
+from rewa.report.tables import Cell, Comparison, compare
+
+__all__ = ["drop", "finding", "headline", "points_csv", "ratio", "score", "size", "spread", "table_csv", "to_markdown", "unit"]
+
+
+def unit(metric: str) -> str:
+    """What a metric is called on an axis.
+
+    Args:
+        metric: ``"accuracy"`` or ``"loss"``.
+    """
+    return "test accuracy, %" if metric == "accuracy" else "test loss"
+
+
+def score(value: float, metric: str) -> str:
+    """A metric's value in the digits that matter.
+
+    Args:
+        value: The value.
+        metric: Its metric.
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{value:.2f}" if metric == "accuracy" else f"{value:.4g}"
+
+
+def spread(cell: Cell, metric: str) -> str:
+    """Mean and standard deviation of a cell; the mean alone for one seed.
+
+    Args:
+        cell: The cell.
+        metric: Its metric.
+    """
+    if cell.sd is None or not math.isfinite(cell.mean):
+        return score(cell.mean, metric)
+    return (
+        f"{score(cell.mean, metric)} ± {cell.sd:.2f}" if metric == "accuracy" else f"{score(cell.mean, metric)} ± {cell.sd:.2g}"
+    )
+
+
+def ratio(value: float) -> str:
+    """A compression, three digits.
+
+    Args:
+        value: All weights over those that are not zero.
+
+    Example:
+        >>> ratio(12.345), ratio(1234.5), ratio(float("inf"))
+        ('12.3x', '1,234x', 'infinite')
+    """
+    if math.isinf(value):
+        return "infinite"
+    return f"{value:.3g}x" if value < 1000 else f"{value:,.0f}x"
+
+
+def size(count: float) -> str:
+    """A number of bytes.
+
+    Args:
+        count: The bytes.
+
+    Example:
+        >>> size(9354), size(104_832_000)
+        ('9.35 kB', '105 MB')
+    """
+    if count < 999.5:
+        return f"{count:.0f} bytes"
+    for name in ("kB", "MB"):
+        count /= 1000
+        if count < 999.5:
+            return f"{count:.3g} {name}"
+    return f"{count / 1000:.3g} GB"
+
+
+def headline(comparison: Comparison) -> str:
+    """What a comparison shows, in one line.
+
+    Args:
+        comparison: The comparison.
+    """
+    count = len(comparison.entries)
+    if not count:
+        return f"{comparison.title}: no run is finished yet"
+    return f"{count} method{'s' * (count > 1)} on {comparison.title}: test {comparison.metric} against compression"
+
+
+def finding(comparison: Comparison) -> str:
+    """Who is best where it matters: at the largest compression whose best mean lies within ``max_drop`` of the best of all.
+
+    Args:
+        comparison: The comparison. The sentence is empty as long as no cell is there.
+    """
+    leaders = {each: best for each in comparison.compressions if (best := comparison.best(each))}
+    if not leaders:
+        return ""
+    sign = 1 if comparison.better == "high" else -1
+    mark = max(sign * best[0][1].mean for best in leaders.values())
+    compression = max(each for each, best in leaders.items() if mark - sign * best[0][1].mean <= comparison.max_drop + 1e-9)
+    (entry, cell), *others = leaders[compression]
+    metric, percent = comparison.metric, " %" if comparison.metric == "accuracy" else ""
+    sentence = (
+        f"At {ratio(compression)}, the furthest that any method stays within {drop(comparison)} of the best {metric}, "
+        f"{entry.label} has {spread(cell, metric)}{percent} ({cell.n} seed{'s' * (cell.n > 1)})"
+    )
+    if len(comparison.entries) == 1:
+        return f"{sentence}."
+    if not others:
+        return f"{sentence}; no other method gets there."
+    second, behind = others[0]
+    return f"{sentence}; the next, {second.label}, has {spread(behind, metric)}{percent}."
+
+
+def drop(comparison: Comparison) -> str:
+    """The allowed fall of the metric, in words.
+
+    Args:
+        comparison: The comparison.
+    """
+    value = comparison.max_drop
+    return f"{value:g} point{'s' * (value != 1)}" if comparison.metric == "accuracy" else f"{value:g}"
+
+
+def points_csv(comparisons: Sequence[Comparison]) -> str:
+    """Every point of the curve of every finished run.
+
+    Args:
+        comparisons: The comparisons that hold the runs.
+    """
+    header = (
+        "run recipe comparison method settings strength seed epochs threshold prunable_total prunable_nonzero "
+        "prunable_compression model_total model_nonzero model_compression validation_loss validation_accuracy "
+        "test_loss test_accuracy"
+    )
+    rows: list[Sequence[object]] = [header.split()]
+    for comparison in comparisons:
+        for run in comparison.runs:
+            start = [
+                run.name,
+                comparison.recipe,
+                comparison.title,
+                comparison.labels[str(run.folder)],
+                json.dumps(run.settings),
+            ]
+            start += ["" if run.strength is None else repr(run.strength), str(run.seed), str(len(run.epochs))]
+            for point in run.curve:
+                counts = [
+                    value
+                    for count in (point.prunable, point.model)
+                    for value in (count.total, count.nonzero, count.compression_ratio)
+                ]
+                scores = [point.validation_loss, point.validation_accuracy, point.test_loss, point.test_accuracy]
+                rows.append([*start, point.threshold, *counts, *("" if math.isnan(value) else value for value in scores)])
+    return _csv(rows)
+
+
+def table_csv(comparisons: Sequence[Comparison]) -> str:
+    """Every cell of every table, with what was chosen for each seed.
+
+    Args:
+        comparisons: The comparisons.
+    """
+    header = "comparison metric method compression mean sd n prunable_compression model_compression strengths chosen"
+    rows: list[Sequence[object]] = [header.split()]
+    for comparison in comparisons:
+        for entry in comparison.entries:
+            for cell in entry.table.values():
+                chosen = "; ".join(
+                    f"seed {choice.run.seed}: {choice.run.name} at {choice.point.threshold:g}" for choice in cell.choices
+                )
+                sd = "" if cell.sd is None else cell.sd
+                where = [comparison.title, comparison.metric, entry.label, cell.compression]
+                rows.append([*where, cell.mean, sd, cell.n, cell.prunable, cell.model, len(entry.strengths), chosen])
+    return _csv(rows)
+
+
+def to_markdown(paths: Sequence[Path] | Path | Sequence[Run]) -> str:
+    """The tables as GitHub markdown, with the warnings that belong to them.
+
+    Args:
+        paths: Folders of runs, as of :func:`rewa.report.read`; or the runs.
+    """
+    runs = [paths] if isinstance(paths, Path) else list(paths)
+    given = [run for run in runs if isinstance(run, Run)]
+    comparisons = compare(given if given else read([path for path in runs if isinstance(path, Path)]))
+    return "\n".join(part for comparison in comparisons for part in _markdown(comparison))
+
+
+def _markdown(comparison: Comparison) -> list[str]:
+    lines = [f"### {_cell(headline(comparison))}", ""]
+    lines += [line for warning in comparison.warnings for line in (f"> **Warning:** {_cell(warning)}", "")]
+    if not comparison.entries:
+        return lines
+    if sentence := finding(comparison):
+        lines += [_cell(sentence), ""]
+    metric = comparison.metric
+    lines += [
+        f"{unit(metric).capitalize()} at a compression of the prunable weights of at least; mean ± standard deviation over the "
+        "seeds. Strength and threshold were chosen on validation data. In brackets: mean compression of the prunable "
+        "weights / of the whole model at the chosen points.",
+        "",
+        _row(["method", "seeds", "strengths", *(ratio(each) for each in comparison.compressions)]),
+        _row(["---", *["---:"] * (len(comparison.compressions) + 2)]),
+    ]
+    for entry in comparison.entries:
+        cells = [
+            f"{spread(cell, metric)} ({ratio(cell.prunable)} / {ratio(cell.model)})" if (cell := entry.table.get(each)) else ""
+            for each in comparison.compressions
+        ]
+        lines.append(_row([_cell(entry.label), str(len(entry.seeds)), str(len(entry.strengths)), *cells]))
+    lines += [
+        "",
+        "Smallest files within the allowed drop of the best final model of any method, on validation data; mean over seeds:",
+        "",
+        _row(["method", "seeds", "file", "dense file", "smaller", unit(metric)]),
+        _row(["---", *["---:"] * 5]),
+    ]
+    for entry in comparison.entries:
+        made = entry.deployed
+        label, seeds = _cell(entry.label), f"{len(made.choices)} of {made.seeds}"
+        if not made.choices:
+            lines.append(_row([label, seeds, "none", "", "", ""]))
+            continue
+        smaller = ratio(made.dense_bytes / made.file_bytes) if made.file_bytes else ""
+        lines.append(_row([label, seeds, size(made.file_bytes), size(made.dense_bytes), smaller, spread(made.cell, metric)]))
+    return [*lines, ""]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    """Text that markdown must not take for a table's border."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _csv(rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,234 @@
+"""What a run shows in a terminal: bars for people, lines for pipes, JSON for programs, nothing when quiet."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch import Tensor
+
+from rewa.train.job import Job
+from rewa.train.loop import Watch
+from rewa.train.sweep import Progress
+
+__all__ = ["Bars", "JsonLines", "Lines", "sentence", "sweeping", "watching"]
+
+
+@contextmanager
+def watching(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> Iterator[Watch]:
+    """The right watch for where the output goes.
+
+    Args:
+        quiet: Show nothing.
+        as_json: One JSON object in each line.
+        stream: Where to; by default the standard output.
+    """
+    stream = stream or sys.stdout
+    if quiet:
+        yield Watch()
+    elif as_json:
+        yield JsonLines(stream)
+    elif stream.isatty():
+        with Bars(stream) as bars:
+            yield bars
+    else:
+        yield Lines(stream)
+
+
+@contextmanager
+def sweeping(
+    progress: Progress, *, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None
+) -> Iterator[Callable[[], None]]:
+    """What to call now and then to show how far a sweep is.
+
+    Args:
+        progress: The sweep.
+        quiet: Show nothing.
+        as_json: One JSON object in each line.
+        stream: Where to; by default the standard output.
+    """
+    stream = stream or sys.stdout
+    if not quiet and not as_json and stream.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = TextColumn("{task.fields[runs]} runs"), BarColumn(), TextColumn("{task.completed}/{task.total} epochs")
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        with RichProgress(*columns, *times, console=Console(file=stream)) as bar:
+            task = bar.add_task("", total=progress.epochs()[1], runs=f"0/{len(progress.jobs)}")
+
+            def draw() -> None:
+                done, total = progress.epochs()
+                runs = f"{len(progress.finished)}/{len(progress.jobs)}"
+                bar.update(task, completed=done, total=total, runs=runs)
+
+            yield draw
+            draw()
+        return
+    told: set[str] = set()
+
+    def tell() -> None:
+        done, total = progress.epochs()
+        for name in sorted(progress.finished - told):
+            told.add(name)
+            count = f"{len(told)}/{len(progress.jobs)}"
+            line = {"event": "finished", "run": name, "epochs": done, "of": total}
+            stream.write((json.dumps(line) if as_json else f"{count} {sentence(progress.record(name))}") + "\n")
+            stream.flush()
+
+    yield (lambda: None) if quiet else tell
+    if not quiet:
+        tell()
+
+
+def sentence(record: dict[str, Any]) -> str:
+    """The end of a run in one sentence.
+
+    Args:
+        record: The record of a finished run.
+    """
+    final = record["final"]
+    weights, metric = final["prunable"], record["recipe"]["metric"]
+    worth = (
+        f"{final['test_accuracy']:.2f} % of test data right" if metric == "accuracy" else f"test loss {final['test_loss']:.4f}"
+    )
+    return (
+        f"{record['name']}: {worth} with {weights['nonzero']:,} of {weights['total']:,} weights, "
+        f"{final['file_bytes']:,} bytes instead of {final['dense_bytes']:,}"
+    )
+
+
+def _headline(job: Job, steps: int, done: int) -> str:
+    method = job.method
+    where = f", going on at step {done} of {steps}" if done else ""
+    return f"{job.folder_name}: {method.label}, {method.strength_is} {method.strength:.4g}, {job.recipe.epochs} epochs{where}"
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    return "inf" if row["compression"] is None else f"{row['compression']:.3g}"
+
+
+def _line(row: dict[str, Any], epochs: int) -> str:
+    return (
+        f"epoch {row['epoch']}/{epochs}{' (fine-tune)' if row['phase'] == 'finetune' else ''}  loss {row['train_loss']:.4f}  "
+        f"validation {row['validation_accuracy']:.2f} %  compression {_ratio(row)}x"
+    )
+
+
+class Lines(Watch):
+    """A line for each epoch, as a file or a pipe wants it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.epochs, self.started, self.first, self.last = stream, 0, 0.0, 0, ""
+
+    def begin(self, job: Job, steps: int, done: int) -> None:
+        """Say what is trained."""
+        self.epochs, self.started, self.first = job.recipe.epochs, time.monotonic(), -1
+        self._say(_headline(job, steps, done))
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Its line."""
+        if self.first < 0:
+            self.first = row["epoch"] - 1
+        spent = time.monotonic() - self.started
+        left = spent / (row["epoch"] - self.first) * (self.epochs - row["epoch"])
+        self._say(f"{_line(row, self.epochs)}  {left:.0f} s left")
+
+    def doing(self, what: str) -> None:
+        """Say so, once for all that begins with the same word."""
+        word = what.partition(":")[0]
+        if word != self.last:
+            self._say(word)
+        self.last = word
+
+    def end(self, record: dict[str, Any], folder: Path) -> None:
+        """Say what came out."""
+        self._say(f"{sentence(record)}\nin {folder}")
+
+    def _say(self, text: str) -> None:
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+
+class JsonLines(Watch):
+    """One object a line, for programs: every epoch, then the record."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """As it is."""
+        self._say({"event": "epoch", **row})
+
+    def end(self, record: dict[str, Any], folder: Path) -> None:
+        """The whole record."""
+        self._say({"event": "end", "folder": str(folder), "record": record})
+
+    def _say(self, content: dict[str, Any]) -> None:
+        self.stream.write(json.dumps(content) + "\n")
+        self.stream.flush()
+
+
+class Bars(Watch):
+    """A progress bar with loss, accuracy, compression and the time left.
+
+    Args:
+        stream: The terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+        self.console = Console(file=stream)
+        # What is beside the bar leaves room for it in 80 columns.
+        columns = BarColumn(bar_width=None), TextColumn("{task.fields[state]}", markup=False)
+        self.progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=self.console, expand=True)
+        self.task: TaskID | None = None  # a run that was finished before has none
+        self.state, self.shown, self.epochs, self.done, self.steps_per_epoch = "", 0.0, 0, 0, 1.0
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def begin(self, job: Job, steps: int, done: int) -> None:
+        """A bar for the run."""
+        self.epochs, self.done = job.recipe.epochs, done
+        self.steps_per_epoch = steps / self.epochs
+        self.console.out(_headline(job, steps, done), highlight=False)
+        self.task = self.progress.add_task("", total=steps, completed=done, state="")
+
+    def step(self, done: int, loss: Tensor) -> None:
+        """Ten times a second: reading the loss makes a GPU wait."""
+        self.done, now = done, time.monotonic()
+        if now - self.shown > 0.1:
+            self.shown = now
+            epoch = int((done - 1) // self.steps_per_epoch) + 1
+            self._show(f"epoch {epoch}/{self.epochs}  loss {loss.item():.3f}{self.state}")
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Keep its numbers beside the bar."""
+        self.state = f"  validation {row['validation_accuracy']:.1f} %  {_ratio(row)}x"
+        self._show(f"epoch {row['epoch']}/{self.epochs}  loss {row['train_loss']:.3f}{self.state}")
+
+    def doing(self, what: str) -> None:
+        """In the place of the numbers."""
+        self._show(what)
+
+    def end(self, record: dict[str, Any], folder: Path) -> None:
+        """What came out."""
+        self.progress.stop()
+        self.console.out(f"{sentence(record)}\nin {folder}", highlight=False)
+
+    def _show(self, state: str) -> None:
+        if self.task is not None:
+            self.progress.update(self.task, completed=self.done, state=state)

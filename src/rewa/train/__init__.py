@@ -1,0 +1,1 @@
+"""Training end to end: recipes, data, models, the loop, checkpoints, sweeps."""

@@ -1,0 +1,158 @@
+"""What a model is worth: on a split of the data, and cut at each compression."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rewa.sparsity import count, keeping_modes, prunable, whole
+from rewa.train.data import Batch
+from rewa.train.numeric import Numeric
+from rewa.train.processes import World
+from rewa.zeros import finalize, recalibrate_norms
+
+__all__ = ["Score", "losses", "measure", "score", "thresholds"]
+
+
+class Score(NamedTuple):
+    """Mean loss, and accuracy in per cent."""
+
+    loss: float
+    accuracy: float
+
+    def value(self, metric: str) -> float:
+        """As one number, larger is better.
+
+        Args:
+            metric: ``"accuracy"`` or ``"loss"``.
+        """
+        if metric == "accuracy":
+            return self.accuracy
+        return -math.inf if math.isnan(self.loss) else -self.loss
+
+    def named(self, split: str) -> dict[str, float | None]:
+        """As records hold it; JSON has no number for a loss that is not finite, as that of a network cut to pieces may be.
+
+        Args:
+            split: The data it is of.
+        """
+        return {f"{split}_loss": self.loss if math.isfinite(self.loss) else None, f"{split}_accuracy": self.accuracy}
+
+
+def losses(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The mean cross entropy, and how many predictions are right.
+
+    Args:
+        logits: One row for each target, the classes last.
+        targets: Class numbers.
+        label_smoothing: Share of the target that is spread over all classes.
+    """
+    rows = logits.flatten(0, -2).float()
+    loss = F.cross_entropy(rows, targets.flatten(), label_smoothing=label_smoothing)
+    return loss, (rows.detach().argmax(1) == targets.flatten()).sum()
+
+
+@torch.no_grad()
+def score(model: nn.Module, batches: Iterable[Batch], numeric: Numeric, world: World) -> Score:
+    """Loss and accuracy over all processes' batches.
+
+    Args:
+        model: The model; it is evaluated in eval mode, and its modes come back.
+        batches: This process's.
+        numeric: How to compute.
+        world: The processes.
+    """
+    totals = torch.zeros(3, dtype=torch.float64, device=numeric.device)
+    with keeping_modes(model):
+        model.eval()
+        for inputs, targets in batches:
+            with numeric.autocast():
+                logits = model(numeric.place(inputs))
+            if targets.numel():
+                loss, right = losses(logits, numeric.place(targets))
+                totals += torch.stack([loss.double() * targets.numel(), right.double(), right.new_tensor(targets.numel())])
+    loss_sum, right_sum, seen = world.sum(totals).tolist()
+    return Score(loss_sum / seen, 100 * right_sum / seen)
+
+
+def thresholds(model: nn.Module, compressions: Iterable[float]) -> list[float]:
+    """For each compression the smallest threshold that reaches it; once each, rising.
+
+    Args:
+        model: A plain model.
+        compressions: Weights over nonzero weights, from 1.
+
+    Example:
+        >>> model = nn.Linear(4, 1, bias=False)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.copy_(torch.tensor([[0.0, 0.5, -2.0, 1.0]]))
+        >>> thresholds(model, [1, 2, 4])
+        [0.0, 0.5, 1.0]
+    """
+    sizes = torch.cat([weight.detach().abs().flatten().double().cpu() for weight in prunable(model).values()]).sort().values
+    zeros = [len(sizes) - int(len(sizes) / compression) for compression in compressions]
+    return sorted({float(sizes[number - 1]) if number else 0.0 for number in zeros})
+
+
+def measure(
+    model: nn.Module,
+    *,
+    compressions: Iterable[float],
+    max_drop: float,
+    metric: str,
+    batches: Callable[[str], Iterable[Batch]],
+    numeric: Numeric,
+    tick: Callable[[str], None] = lambda what: None,
+) -> tuple[list[dict[str, Any]], dict[str, Any], nn.Module]:
+    """Cut a trained model at each compression, and once more for good, as far as validation data allows.
+
+    Each cut is followed by new batch-norm statistics from training examples. Everything is decided on validation data; then
+    the test data is read, once for each point that was already decided.
+
+    Args:
+        model: The plain model; it is left alone.
+        compressions: Where to measure.
+        max_drop: Most that the last cut may cost in units of the metric, on validation data.
+        metric: ``"accuracy"`` or ``"loss"``.
+        batches: Makes the batches of ``"train"`` (to estimate norms), ``"validation"`` and ``"test"``.
+        numeric: How to compute.
+        tick: Told what is done next.
+
+    Returns:
+        The curve, the final cut, and the model with that cut.
+    """
+    alone = World(device=numeric.device)
+    train = [numeric.place(inputs) for inputs, _ in batches("train")]
+
+    def cut(threshold: float) -> nn.Module:
+        candidate = copy.deepcopy(model)
+        with torch.no_grad():
+            for weight in prunable(candidate).values():
+                weight.masked_fill_(weight.abs() <= threshold, 0)
+        recalibrate_norms(candidate, train)  # in float32, as finalize does
+        return candidate
+
+    def evaluate(candidate: nn.Module) -> float:
+        return score(candidate, batches("validation"), numeric, alone).value(metric)
+
+    def point(candidate: nn.Module, threshold: float) -> dict[str, Any]:
+        counts = {"prunable": asdict(count(prunable(candidate).values())), "model": asdict(whole(candidate))}
+        scores = [score(candidate, batches(split), numeric, alone).named(split) for split in ("validation", "test")]
+        return {"threshold": threshold, **counts, **scores[0], **scores[1]}
+
+    tick("choosing the last cut on validation data")
+    final = cut(0.0)
+    report = finalize(final, evaluate=evaluate, max_drop=max_drop, recalibrate=train, recalibrate_batches=len(train))
+    curve = []
+    cuts = thresholds(model, compressions)
+    for number, threshold in enumerate(cuts, 1):
+        tick(f"measuring: {number} of {len(cuts)}")
+        curve.append(point(cut(threshold), threshold))
+    return curve, {"max_drop": max_drop, **point(final, report.threshold)}, final

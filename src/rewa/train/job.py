@@ -1,0 +1,114 @@
+"""A run to do, from the words of the command line to its data and its model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rewa.baselines import make
+from rewa.baselines.method import Method
+from rewa.train.data import Data
+from rewa.train.datasets import load
+from rewa.train.models import build
+from rewa.train.recipes import Recipe, override, recipe
+
+__all__ = ["Job", "build_model", "job", "load_data"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run to do."""
+
+    recipe: Recipe
+    method: Method
+    seed: int = 0
+    name: str = ""  # of its folder; by default made from the rest
+
+    def __post_init__(self) -> None:
+        if self.name and (self.name != Path(self.name).name or self.name.startswith(".")):
+            raise ValueError(f"Invalid name: {self.name!r} (allowed: the name of a folder inside --out, such as my-run)")
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the run's folder."""
+        return self.name or f"{self.recipe.name}-{self.method.label}-{self.method.strength:.4g}-s{self.seed}"
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the outcome, as records hold it."""
+        method = self.method
+        return {
+            "recipe": self.recipe.settings(),
+            "method": {
+                "name": method.label,
+                "strength": method.strength,
+                "strength_is": method.strength_is,
+                "settings": method.settings,
+            },
+            "seed": self.seed,
+        }
+
+
+def job(
+    recipe_name: str,
+    method_name: str,
+    *,
+    strength: float | None = None,
+    seed: int = 0,
+    name: str = "",
+    changes: Iterable[str] = (),
+    root: Path | None = None,
+    download: bool = False,
+) -> Job:
+    """A run from the words of the command line.
+
+    Args:
+        recipe_name: Of the recipe.
+        method_name: Of the method.
+        strength: Of the method; by default the second of its grid for this run.
+        seed: The seed.
+        name: Of the folder.
+        changes: Settings to change, ``key=value``.
+        root: Where the data is: its size decides how long a run is, and so the default strength.
+        download: Whether missing data may be fetched.
+    """
+    chosen, method = override(recipe(recipe_name), make(method_name), changes)
+    if strength is not None:
+        method = dataclasses.replace(method, strength=strength)
+    if math.isnan(method.strength):
+        steps = load_data(chosen, root, download).steps_per_epoch(chosen.batch_size)
+        plan = method.planned(chosen.plan(steps, finetune=chosen.finetuned(method)))
+        method = dataclasses.replace(method, strength=float(f"{method.grid(plan)[1]:.4g}"))
+    return Job(recipe=chosen, method=method, seed=seed, name=name)
+
+
+def load_data(recipe: Recipe, root: Path | None = None, download: bool = False) -> Data:
+    """The data of a recipe.
+
+    Args:
+        recipe: The recipe.
+        root: Where the data is.
+        download: Whether missing data may be fetched.
+    """
+    given = {key: getattr(recipe, key) for key in ("resize", "evaluation_size", "workers", "context")}
+    options = {key: value for key, value in given.items() if value is not None}
+    if recipe.augment:
+        options["augment"] = True
+    return load(recipe.data, root=root, validation=recipe.validation, download=download, **options)
+
+
+def build_model(recipe: Recipe, data: Data) -> nn.Module:
+    """The recipe's model for the data, with new weights, in float32.
+
+    Args:
+        recipe: The recipe.
+        data: The data.
+    """
+    keys = ("width", "stem", "blurpool", "hidden", "context", "layers", "heads", "dropout")
+    options = {key: getattr(recipe, key) for key in keys if getattr(recipe, key) is not None}
+    return build(recipe.model, classes=data.classes, inputs=data.example_shape, **options).float()

@@ -1,0 +1,563 @@
+"""The one training loop: a recipe, a method and a seed in, a folder with weights and a record out.
+
+Data order, augmentation and every other random number are functions of the seed and the step, so a run that resumes, from any
+step and on any number of processes, goes on as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import signal
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rewa.baselines.dense import Dense
+from rewa.baselines.method import Method, Plan
+from rewa.files import write_atomically
+from rewa.packed import save_packed
+from rewa.record import provenance
+from rewa.sparsity import count, histogram, prunable, summary, whole
+from rewa.train import checkpoint
+from rewa.train.data import Batch, mix
+from rewa.train.evaluate import losses, measure, score
+from rewa.train.job import Job, build_model, load_data
+from rewa.train.numeric import choose
+from rewa.train.processes import World, connected, full_state, load_state, wrap
+from rewa.zeros import finalize, freeze_zeros
+
+__all__ = ["Stopped", "TrainingError", "Watch", "stop_signals", "train"]
+
+WEIGHTS, NOISE = 3, 4  # what a seed is for, beside the data's own
+NEAR_ZERO = 1e-3  # for the compression that is shown while a run goes on
+
+
+class TrainingError(RuntimeError):
+    """A run cannot go on; the message says why, and what to do."""
+
+
+class Stopped(Exception):
+    """A run was told to stop, saved itself and did.
+
+    Args:
+        number: The signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.signal = number
+
+
+class Watch:
+    """Who looks on: told of everything, does nothing."""
+
+    def begin(self, job: Job, steps: int, done: int) -> None:
+        """A run begins, or goes on.
+
+        Args:
+            job: The run.
+            steps: All its steps.
+            done: Those done already.
+        """
+
+    def step(self, done: int, loss: Tensor) -> None:
+        """A step was done.
+
+        Args:
+            done: Steps done.
+            loss: Its loss, still on its device.
+        """
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """An epoch was done.
+
+        Args:
+            row: Its line of the record.
+        """
+
+    def doing(self, what: str) -> None:
+        """Something else takes time.
+
+        Args:
+            what: In words.
+        """
+
+    def end(self, record: dict[str, Any], folder: Path) -> None:
+        """The run is over.
+
+        Args:
+            record: Its record.
+            folder: Where it is.
+        """
+
+
+def train(
+    job: Job,
+    out: Path,
+    *,
+    root: Path | None = None,
+    device: str | None = None,
+    download: bool = False,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Train, or go on where an earlier call stopped; a finished run is not repeated.
+
+    Args:
+        job: What to train.
+        out: Folder of runs; this one is a folder in it.
+        root: Where the data is; by default what ``REWA_DATA`` says.
+        device: Such as ``"cpu"``; by default a GPU where there is one.
+        download: Whether missing data may be fetched.
+        watch: Told what happens.
+
+    Returns:
+        The record, as in ``record.json``.
+
+    Raises:
+        TrainingError: If the folder holds another run, or the loss is not finite.
+        Stopped: After SIGTERM or SIGINT; everything is saved, the same call goes on.
+    """
+    folder, watch = out / job.folder_name, watch or Watch()
+    threads = torch.get_num_threads()
+    with connected(device) as world:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder) if world.first else contextlib.nullcontext():
+            found = _record(folder)
+            _check_same(found, job, folder)
+            if found is not None and found["status"] == "finished":
+                checkpoint.remove_all(folder / "checkpoints")
+                watch.end(found, folder)
+                return found
+            world.wait()  # no one writes before everyone has looked
+            try:
+                if job.recipe.threads is not None:
+                    torch.set_num_threads(job.recipe.threads)
+                with stop_signals() as stop:
+                    return _Run(job, folder, world, root, download, watch, stop).go()
+            finally:
+                torch.set_num_threads(threads)
+
+
+@dataclass
+class _Segment:
+    """A part of the run with one method: the training itself, or the masked fine-tune after it."""
+
+    phase: str
+    method: Method
+    plan: Plan
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.plan.steps
+
+
+class _Run:
+    def __init__(
+        self, job: Job, folder: Path, world: World, root: Path | None, download: bool, watch: Watch, stop: list[int]
+    ) -> None:
+        recipe = job.recipe
+        self.job, self.recipe, self.folder, self.world, self.watch, self.stop = job, recipe, folder, world, watch, stop
+        if world.size > 1 and recipe.parallel == "fsdp" and not job.method.shards:
+            raise TrainingError(f"method {job.method.label} needs whole weights: leave parallel=fsdp out")
+        if recipe.batch_size % (world.size * recipe.accumulate):
+            raise TrainingError(
+                f"batch_size={recipe.batch_size} cannot be split over {world.size} processes, each in "
+                f"accumulate={recipe.accumulate} equal parts"
+            )
+        self.data = load_data(recipe, root, download)
+        self.numeric = choose(world.device, recipe.precision, recipe.channels_last)
+        self.epoch_steps = self.data.steps_per_epoch(recipe.batch_size)
+        self.segments = self._segments()
+        self.steps = self.segments[-1].end
+        self.step, self.index = 0, 0
+        self.rows: list[dict[str, Any]] = []
+        self.seconds: list[float] = []
+        self.totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # of the epoch: loss, right ones, seen
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.numeric.precision == "float16")
+
+    def _segments(self) -> list[_Segment]:
+        recipe, method = self.recipe, dataclasses.replace(self.job.method)
+        finetune = recipe.finetuned(method)
+        if finetune and recipe.parallel == "fsdp" and self.world.size > 1:
+            raise TrainingError("a masked fine-tune needs whole weights: leave parallel=fsdp out, or set finetune_epochs=0")
+        plan = method.planned(recipe.plan(self.epoch_steps, finetune=finetune))
+        segments = [_Segment("train", method, plan, 0)]
+        if finetune:
+            segments.append(_Segment("finetune", Dense(), recipe.finetune_plan(self.epoch_steps, finetune), plan.steps))
+        return segments
+
+    # ------------------------------------------------------------------------------------------------ the course
+
+    def go(self) -> dict[str, Any]:
+        saved = checkpoint.load_latest(self.folder / "checkpoints")
+        self.record = self._new_record()
+        if saved is None:
+            self._enter(0, None)
+        else:
+            self._restore(saved)
+        self._write_record("running")
+        self.watch.begin(self.job, self.steps, self.step)
+        with self._events() as events:
+            while True:
+                if self.step == self.segments[self.index].end:
+                    if self.index + 1 == len(self.segments):
+                        break
+                    self._begin_finetune()
+                self._epoch()
+                self._save()
+                self._write_record("running")
+                if events is not None:
+                    for key, value in self.rows[-1].items():
+                        if isinstance(value, float):
+                            events.add_scalar(key, value, len(self.rows))
+                self._stop_if_asked()
+        return self._conclude()
+
+    def _stop_if_asked(self) -> None:
+        if self.world.agreed(bool(self.stop)):
+            self._save()
+            raise Stopped(self.stop[0] if self.stop else signal.SIGTERM)
+
+    def _enter(self, index: int, model: nn.Module | None) -> None:
+        """Begin a segment with this model, or with a new one."""
+        self.index = index
+        segment = self.segments[index]
+        torch.manual_seed(mix(self.job.seed, WEIGHTS))
+        if model is None:
+            model = build_model(self.recipe, self.data)
+            segment.method.prepare(model)
+        self.plain = self.numeric.place_model(model)
+        self.model = wrap(self.plain, self.world, self.recipe.parallel, self.recipe.sync_batchnorm)
+        self.optimizer = segment.method.start(self.plain, segment.plan)
+        if segment.phase == "finetune":
+            freeze_zeros(self.plain)
+
+    def _restore(self, saved: checkpoint.Checkpoint) -> None:
+        state = saved.state
+        torch.manual_seed(mix(self.job.seed, WEIGHTS))
+        segment = self.segments[state["segment"]]
+        model = build_model(self.recipe, self.data)
+        segment.method.prepare(model)
+        model.load_state_dict(saved.model)
+        self._enter(state["segment"], model)
+        load_state(self.optimizer, state["optimizer"])
+        segment.method.load_state_dict(state["method"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step, self.rows = saved.step, state["epochs"]
+        if self.world.first:  # the totals are of all processes, and will be added up again
+            self.totals = state["totals"].to(self.world.device)
+        timing = self.folder / "timing.json"
+        self.seconds = json.loads(timing.read_text())["epoch_seconds"][: len(self.rows)] if timing.exists() else []
+        if state["numeric"] != self.record["numeric"]:
+            warnings.warn(
+                f"this run began with {state['numeric']} and goes on with {self.record['numeric']}: it will not be bit for bit "
+                "the run it would have been",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _epoch(self) -> None:
+        recipe, epoch, started = self.recipe, self.step // self.epoch_steps, time.perf_counter()
+        segment = self.segments[self.index]
+        self.model.train()
+        batches = self.data.batches(
+            epoch,
+            seed=self.job.seed,
+            batch_size=recipe.batch_size,
+            start=self.step - epoch * self.epoch_steps,
+            shard=self.world.shard,
+            image_size=recipe.image_size_at(epoch),
+        )
+        lr = 0.0
+        for batch in batches:
+            lr = self._step(segment, batch)
+            if self.step % self.epoch_steps:  # an epoch that is complete is evaluated first
+                self._stop_if_asked()
+        loss, right, seen = self.world.sum(self.totals.clone()).tolist()
+        self._check_finite(loss)
+        worth = score(self.model, self._batches("validation", self.world), self.numeric, self.world)
+        self._check_finite(worth.loss, "validation loss")
+        weights = full_state(segment.method.current()).values()
+        self.totals.zero_()
+        self.seconds.append(time.perf_counter() - started)
+        self.rows.append(
+            {
+                "epoch": epoch + 1,
+                "phase": segment.phase,
+                "lr": lr,
+                "train_loss": loss / seen,
+                "train_accuracy": 100 * right / seen,
+            }
+            | worth.named("validation")
+            | {"compression": _finite(count(weights, NEAR_ZERO).compression_ratio)}
+        )
+        self.watch.epoch(self.rows[-1])
+
+    def _step(self, segment: _Segment, batch: Batch) -> float:
+        recipe, method, local = self.recipe, segment.method, self.step - segment.start
+        lr = segment.plan.learning_rates[local]
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        torch.manual_seed(mix(self.job.seed, self.step, self.world.rank, NOISE))
+        method.before_forward(local)
+        self.optimizer.zero_grad()
+        parts = list(zip(*(self.numeric.place(tensor).chunk(recipe.accumulate) for tensor in batch), strict=True))
+        for number, (inputs, targets) in enumerate(parts, 1):
+            with self._gradients_shared(number == len(parts)):
+                with self.numeric.autocast():
+                    logits = self.model(inputs)
+                loss, right = losses(logits, targets, recipe.label_smoothing)
+                total = loss / len(parts)
+                if number == len(parts) and (penalty := method.penalty()) is not None:
+                    total = total + penalty
+                self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]  # torch's
+            seen = targets.numel()
+            self.totals += torch.stack([loss.detach().double() * seen, right.double(), right.new_tensor(seen)])
+        self.scaler.unscale_(self.optimizer)
+        if recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.plain.parameters(), recipe.clip_norm)
+        method.before_step(local)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        method.after_step(local, lr)
+        self.step += 1
+        if self.world.device.type == "cpu" or self.step % 50 == 0:  # on a GPU looking means waiting
+            self._check_finite(float(self.totals[0]))
+        self.watch.step(self.step, loss.detach())
+        return lr
+
+    @contextmanager
+    def _gradients_shared(self, share: bool) -> Iterator[None]:
+        """Only the last part of a batch exchanges gradients with the other processes."""
+        if self.world.size == 1 or share:
+            if self.world.size > 1 and self.recipe.parallel == "fsdp":
+                self.plain.set_requires_gradient_sync(True)  # type: ignore[operator]
+            yield
+        elif self.recipe.parallel == "fsdp":
+            self.plain.set_requires_gradient_sync(False)  # type: ignore[operator]
+            yield
+        else:
+            with self.model.no_sync():  # type: ignore[operator]
+                yield
+
+    def _check_finite(self, loss: float, what: str = "loss") -> None:
+        if math.isfinite(loss):
+            return
+        epoch, step = divmod(self.step - 1, self.epoch_steps)
+        reason = f"the {what} is {loss} in epoch {epoch + 1}, step {step + 1}"
+        if self.world.first:
+            self._write_record("failed", reason=reason)
+        raise TrainingError(
+            f"{reason}: lower lr={self.recipe.lr:g} or strength={self.job.method.strength:g}, or set clip_norm; "
+            f"the last checkpoint in {self.folder} is from before"
+        )
+
+    # --------------------------------------------------------------------------------------------- the end of it
+
+    def _trained(self) -> nn.Module:
+        """A plain model with the weights as they are now, whole, on every process."""
+        state = full_state(self.plain.state_dict())
+        model = build_model(self.recipe, self.data)
+        segment = self.segments[self.index]
+        method = dataclasses.replace(segment.method)
+        method.prepare(model)
+        model.load_state_dict(state)
+        method.finish(model)
+        return self.numeric.place_model(model)
+
+    def _begin_finetune(self) -> None:
+        """Cut as far as validation data allows, and go on with the zeros kept."""
+        model = self._trained()
+        if self.world.first:
+            self.watch.doing("cutting before the fine-tune")
+            alone = World(device=self.world.device)
+            inputs = [self.numeric.place(batch) for batch, _ in self._batches("train", alone)]
+
+            def evaluate(candidate: nn.Module) -> float:
+                return score(candidate, self._batches("validation", alone), self.numeric, alone).value(self.recipe.metric)
+
+            finalize(model, threshold=0.0, recalibrate=inputs)
+            finalize(model, evaluate=evaluate, max_drop=self.recipe.max_drop, recalibrate=inputs)
+        if self.world.size > 1:
+            for tensor in model.state_dict().values():
+                torch.distributed.broadcast(tensor, 0)
+        self._enter(self.index + 1, model)
+
+    def _conclude(self) -> dict[str, Any]:
+        """Measure, choose the last cut, write the files. By the first process; the others wait."""
+        model = self._trained()
+        if self.world.first:
+            recipe, alone = self.recipe, World(device=self.world.device)
+            curve, final, small = measure(
+                model,
+                compressions=recipe.compressions,
+                max_drop=recipe.max_drop,
+                metric=recipe.metric,
+                batches=lambda split: self._batches(split, alone),
+                numeric=self.numeric,
+                tick=self.watch.doing,
+            )
+            from safetensors.torch import save_file
+
+            from rewa.files import replacing
+
+            plain = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+            with replacing(self.folder / "trained.safetensors") as scratch:
+                save_file(plain, scratch)
+            packed = save_packed(small.cpu(), self.folder / "model.safetensors", report=final)
+            dense_bytes = sum(tensor.nbytes for tensor in plain.values())
+            counts, edges, zeros = histogram(model.cpu())
+            layers = [
+                {"name": layer.name, "shape": list(layer.shape), "total": layer.count.total, "nonzero": layer.count.nonzero}
+                for layer in summary(small).layers
+            ]
+            self.record |= {
+                "curve": curve,
+                "final": {**final, "file_bytes": packed.size, "dense_bytes": dense_bytes},
+                "layers": layers,
+                "histogram": {"counts": counts.tolist(), "edges": edges.tolist(), "zeros": zeros},
+            }
+            self._write_record("finished")
+            checkpoint.remove_all(self.folder / "checkpoints")
+            self.watch.end(self.record, self.folder)
+        self.world.wait()
+        record = _record(self.folder)
+        assert record is not None
+        return record
+
+    # --------------------------------------------------------------------------------------------------- on disk
+
+    def _batches(self, split: str, world: World) -> Iterable[Batch]:
+        limit = self.recipe.recalibrate if split == "train" else None
+        return self.data.evaluation(split, batch_size=self.recipe.batch_size, shard=world.shard, limit=limit)
+
+    def _save(self) -> None:
+        segment = self.segments[self.index]
+        model, optimizer = full_state(self.plain.state_dict()), full_state(self.optimizer.state_dict())
+        state = {
+            "segment": self.index,
+            "optimizer": optimizer,
+            "method": full_state(segment.method.state_dict()),
+            "scaler": self.scaler.state_dict(),
+            "epochs": self.rows,
+            "totals": self.world.sum(self.totals.clone()).cpu(),
+            "numeric": self.record["numeric"],
+        }
+        if self.world.first:
+            checkpoint.save(self.folder / "checkpoints", self.step, model, state)
+            timing = {"epoch_seconds": self.seconds, "steps": self.step}
+            write_atomically(self.folder / "timing.json", json.dumps(timing))
+        self.world.wait()
+
+    def _new_record(self) -> dict[str, Any]:
+        found = _record(self.folder)
+        model = build_model(self.recipe, self.data)
+        kept = {key: found[key] for key in ("command", "commit", "versions", "hardware")} if found else provenance()
+        return {
+            "format": 1,
+            "name": self.job.folder_name,
+            "status": "running",
+            **self.job.settings(),
+            **kept,
+            "numeric": {
+                "device": self.world.device.type,
+                "precision": self.numeric.precision,
+                "channels_last": self.numeric.channels_last,
+                "threads": torch.get_num_threads(),
+                "processes": self.world.size,
+            },
+            "data": {"name": self.data.name, **self.data.sizes},
+            "weights": {"prunable": count(prunable(model).values()).total, "model": whole(model).total},
+        }
+
+    def _write_record(self, status: str, **more: Any) -> None:
+        self.record |= {"status": status, "epochs": self.rows, **more}
+        if self.world.first:
+            write_atomically(self.folder / "record.json", json.dumps(self.record, indent=1, allow_nan=False))
+
+    @contextmanager
+    def _events(self) -> Iterator[Any]:
+        """TensorBoard's event file, without what a killed run wrote beyond its last checkpoint."""
+        if not self.world.first:
+            yield None
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(self.folder / "tensorboard"), purge_step=len(self.rows) + 1) as writer:
+            yield writer
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    path = folder / "record.json"
+    if not path.exists():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record
+    except ValueError as error:
+        raise TrainingError(f"{path} is not a record ({error}); move the folder away, or choose another --name") from None
+
+
+def _check_same(found: dict[str, Any] | None, job: Job, folder: Path) -> None:
+    if found is None:
+        return
+    # Through JSON, so that tuples are lists on both sides.
+    here = json.loads(json.dumps(job.settings()))
+    differences = [
+        f"{key}: {there!r} there, {now!r} here"
+        for key, there, now in _flat_differences({key: found.get(key) for key in here}, here)
+    ]
+    if differences:
+        raise TrainingError(
+            f"{folder} holds another run ({'; '.join(differences[:5])}): choose another --name or --out, or remove the folder"
+        )
+
+
+def _flat_differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(there, dict) and isinstance(here, dict):
+        for name in {**there, **here}:
+            yield from _flat_differences(there.get(name), here.get(name), f"{key}.{name}" if key else name)
+    elif there != here:
+        yield key, there, here
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No two processes train in one folder; the lock goes with the process, however it ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TrainingError(f"another process is training in {folder}") from None
+        yield
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """A list that holds the number of the signal that asked the run to stop; signals reach main threads only."""
+    asked: list[int] = []
+    previous = {}
+    with contextlib.suppress(ValueError):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            previous[number] = signal.signal(number, lambda number, frame: asked.append(number))
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

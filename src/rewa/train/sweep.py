@@ -1,0 +1,355 @@
+"""Many runs: methods times strengths times seeds, on local processes or on a Ray cluster. Finished runs are not repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rewa.baselines import make
+from rewa.names import nearest
+from rewa.train.job import Job, load_data
+from rewa.train.loop import Stopped, TrainingError, Watch, stop_signals, train
+from rewa.train.recipes import Recipe, override
+
+__all__ = ["Failure", "Progress", "Sweep", "run_local", "run_ray", "workers_for"]
+
+ATTEMPTS = 3  # of a run whose process died
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What to compare: every method with its own strengths, all with the same seeds and epochs.
+
+    Args:
+        recipe: The recipe.
+        methods: Names of methods.
+        strengths: The same for all methods, or None for each method's own grid of four.
+        seeds: How many; they are 0, 1, ...
+        changes: Settings to change, ``key=value``, of the recipe or of the methods that have them.
+    """
+
+    recipe: Recipe
+    methods: tuple[str, ...]
+    strengths: tuple[float, ...] | None = None
+    seeds: int = 3
+    changes: tuple[str, ...] = ()
+
+    def jobs(self, root: Path | None = None, download: bool = False) -> list[Job]:
+        """The runs, seed by seed, so that an early look at them is a fair one.
+
+        Args:
+            root: Where the data is; its size decides how many steps a run has, and so the strengths.
+            download: Whether missing data may be fetched.
+        """
+        if self.seeds < 1:
+            raise ValueError(f"Invalid seeds: {self.seeds} (allowed: a whole number >= 1)")
+        if not self.methods:
+            raise ValueError("a sweep needs at least one method: see `rewa list`")
+        methods = [make(name) for name in self.methods]
+        common = {field.name for field in dataclasses.fields(self.recipe)}
+        known = [common | {field.name for field in dataclasses.fields(method) if field.init} for method in methods]
+        changes = [(change.partition("=")[0].strip(), change) for change in self.changes]
+        for key, _ in changes:
+            if key not in set.union(*known):
+                raise ValueError(nearest("setting", key, sorted(set.union(*known))))
+        # What one method does not have, another may.
+        prepared = [
+            override(self.recipe, method, [change for key, change in changes if key in keys])
+            for method, keys in zip(methods, known, strict=True)
+        ]
+        steps = load_data(prepared[0][0], root, download).steps_per_epoch(prepared[0][0].batch_size)
+        found = []
+        for recipe, method in prepared:
+            plan = method.planned(recipe.plan(steps, finetune=recipe.finetuned(method)))
+            strengths = self.strengths or method.grid(plan)
+            found.append((recipe, method, [float(f"{strength:.4g}") for strength in strengths]))
+        return [
+            Job(recipe=recipe, method=dataclasses.replace(method, strength=strength), seed=seed)
+            for seed in range(self.seeds)
+            for recipe, method, strengths in found
+            for strength in strengths
+        ]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not finish, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass
+class Progress:
+    """How far a sweep is, read from the records on disk."""
+
+    out: Path
+    jobs: Sequence[Job]
+    finished: set[str] = field(default_factory=set)
+
+    def record(self, name: str) -> dict[str, Any]:
+        """The record of one run.
+
+        Args:
+            name: Its folder.
+        """
+        record: dict[str, Any] = json.loads((self.out / name / "record.json").read_text())
+        return record
+
+    def epochs(self) -> tuple[int, int]:
+        """Epochs done and to do, over all runs."""
+        total = sum(job.recipe.epochs for job in self.jobs)
+        done = 0
+        for job in self.jobs:
+            if job.folder_name in self.finished:
+                done += job.recipe.epochs
+                continue
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                record = self.record(job.folder_name)
+                done += len(record["epochs"])
+                if record["status"] == "finished":
+                    self.finished.add(job.folder_name)
+        return done, total
+
+
+def workers_for(recipe: Recipe) -> int:
+    """How many runs fit beside each other: as many as there are cores, if a run uses one thread, else one.
+
+    Args:
+        recipe: The recipe.
+    """
+    return max(1, (os.cpu_count() or 1) // recipe.threads) if recipe.threads and not torch.cuda.is_available() else 1
+
+
+# ------------------------------------------------------------------------------------------ local processes
+
+
+class _Orphaned(Watch):
+    """Ends the process when the sweep that started it is gone; the run can go on later from its checkpoint."""
+
+    def step(self, done: int, loss: Tensor) -> None:
+        """Look whether it is still there."""
+        parent = multiprocessing.parent_process()
+        if parent is not None and os.getppid() != parent.pid:
+            os._exit(1)
+
+
+def _serve(connection: Connection, out: Path, root: Path | None, device: str | None, threads: int, command: list[str]) -> None:
+    """The life of a worker: take a job, train it, say None or what went wrong."""
+    torch.set_num_threads(threads)
+    watch = _Orphaned()
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # nobody gives jobs any more, or wants an answer
+        while (job := connection.recv()) is not None:
+            connection.send(_attempt(job, out, root, device, command, watch))
+
+
+def _attempt(
+    job: Job, out: Path, root: Path | None, device: str | None, command: list[str], watch: Watch | None = None
+) -> str | None:
+    sys.orig_argv = command  # records name what a person typed, not how this process was started
+    try:
+        train(job, out, root=root, device=device, watch=watch)
+    except Stopped as stopped:
+        return str(stopped)
+    except (TrainingError, ValueError, OSError) as error:
+        return str(error)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+    return None
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """For a process that starts now: Ctrl-C reaches every process of a terminal, but only this one acts on it, a bit later."""
+    resource_tracker.ensure_running()  # its start would let interrupts through again
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+class _Worker:
+    def __init__(self, *settings: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, other = context.Pipe()
+        # Not daemonic: a run may start processes of its own, to decode images.
+        self.process = context.Process(target=_serve, args=(other, *settings), daemon=False)
+        with _interrupts_held():
+            self.process.start()
+        other.close()
+        self.job: Job | None = None
+
+    def give(self, job: Job) -> None:
+        self.job = job
+        with contextlib.suppress(OSError):  # a process that died while it was idle: `answer` will say so
+            self.connection.send(job)
+
+    def answer(self) -> tuple[Job, str | None, bool]:
+        """The job, what went wrong with it if anything, and whether the process died of it."""
+        assert self.job is not None
+        job, self.job = self.job, None
+        try:
+            return job, self.connection.recv(), False
+        except (EOFError, OSError):
+            self.process.join(10)
+            return job, f"its process ended with code {self.process.exitcode}", True
+
+
+def run_local(
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    workers: int,
+    root: Path | None = None,
+    device: str | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Failure]:
+    """Do the runs on processes of this machine; a run whose process dies is taken up again from its checkpoint.
+
+    Args:
+        jobs: The runs.
+        out: Folder of runs.
+        workers: How many at a time.
+        root: Where the data is.
+        device: Such as ``"cpu"``.
+        tick: Called about twice a second.
+
+    Returns:
+        The runs that failed.
+
+    Raises:
+        Stopped: After SIGTERM or SIGINT, when every run has saved itself.
+    """
+    if workers < 1:
+        raise ValueError(f"Invalid workers: {workers} (allowed: a whole number >= 1)")
+    waiting, attempts, failures = deque(jobs), Counter[str](), list[Failure]()
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    crew: list[_Worker] = []
+    with stop_signals() as stop:
+        try:
+            while (waiting or any(worker.job for worker in crew)) and not stop:
+                while len(crew) < min(workers, len(waiting) + sum(worker.job is not None for worker in crew)):
+                    crew.append(_Worker(out, root, device, threads, sys.orig_argv))
+                for worker in crew:
+                    if worker.job is None and waiting:
+                        worker.give(waiting.popleft())
+                busy = {worker.connection: worker for worker in crew if worker.job}
+                for ready in wait(list(busy), timeout=0.5):
+                    worker = busy[ready]  # type: ignore[index]
+                    job, reason, died = worker.answer()
+                    attempts[job.folder_name] += 1
+                    if died:
+                        crew.remove(worker)
+                    if died and attempts[job.folder_name] < ATTEMPTS:
+                        waiting.append(job)
+                    elif reason is not None:
+                        failures.append(Failure(job.folder_name, reason))
+                tick()
+        finally:
+            _dismiss(crew)
+    if stop:
+        raise Stopped(stop[0])
+    return failures
+
+
+def _dismiss(crew: list[_Worker]) -> None:
+    """Let every worker save what it does, and end."""
+    for worker in crew:
+        if worker.job is not None:
+            worker.process.terminate()
+        else:
+            with contextlib.suppress(OSError):
+                worker.connection.send(None)
+    for worker in crew:
+        worker.connection.close()
+        worker.process.join(60)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+
+
+# -------------------------------------------------------------------------------------------------- a cluster
+
+
+def run_ray(
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    address: str,
+    root: Path | None = None,
+    device: str | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Failure]:
+    """Do the runs on a Ray cluster; ``out`` and ``root`` must be folders that every node sees.
+
+    Args:
+        jobs: The runs.
+        out: Folder of runs.
+        address: Of the cluster: ``"auto"``, ``"host:6379"`` or ``"ray://host:10001"``; ``"local"`` starts one here.
+        root: Where the data is.
+        device: Such as ``"cpu"``.
+        tick: Called about twice a second.
+
+    Returns:
+        The runs that failed.
+
+    Raises:
+        Stopped: After SIGTERM or SIGINT, when every run has saved itself.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone
+    import ray
+
+    gpus = 1 if (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda" else 0
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    # Ray prints what it has to say of lost processes, whatever it is told; the standard output is for results.
+    with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as stack:
+        stack.callback(ray.shutdown)
+        # A node that is lost takes its runs with it: Ray starts them again elsewhere, and they go on from their checkpoints.
+        work = ray.remote(max_retries=ATTEMPTS - 1, num_gpus=gpus)(_attempt)
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        if resources.get("GPU", 0) < gpus:
+            raise ValueError(f"the Ray cluster {address} has no GPU: say --device cpu")
+        nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+        cores = max(1, int(resources.get("CPU", 1)) // nodes)
+        arguments = out.resolve(), root and root.resolve(), device, sys.orig_argv
+        running, failures = {}, list[Failure]()
+        for job in jobs:
+            here = work.options(num_cpus=min(job.recipe.threads or cores, cores))  # more than a node has would wait forever
+            running[here.remote(job, *arguments)] = job
+        with stop_signals() as stop:
+            while running and not stop:
+                done, _ = ray.wait(list(running), timeout=0.5)
+                for reference in done:
+                    job = running.pop(reference)
+                    try:
+                        reason = ray.get(reference)
+                    except ray.exceptions.RayError as error:
+                        reason = str(error).partition("\n")[0]
+                    if reason is not None:
+                        failures.append(Failure(job.folder_name, reason))
+                tick()
+            if stop and running:
+                for reference in running:
+                    ray.cancel(reference)
+                ray.wait(list(running), num_returns=len(running), timeout=60)
+                raise Stopped(stop[0])
+    return failures

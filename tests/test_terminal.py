@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
+
+from rewa.baselines import make
+from rewa.terminal import Bars, JsonLines, Lines, sentence, sweeping, watching
+from rewa.train.job import Job
+from rewa.train.loop import Watch, train
+from rewa.train.recipes import RECIPES
+from rewa.train.sweep import Progress
+
+TINY = replace(RECIPES["digits"], epochs=3, compressions=(1.0, 5.0), model="mlp", hidden=(20,))
+JOB = Job(recipe=TINY, method=make("l1", strength=0.1), name="[bold]run")
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+ROW = {"epoch": 1, "phase": "train", "train_loss": 1.25, "validation_accuracy": 87.654, "compression": 3.14159}
+RECORD = {
+    "name": "run",
+    "recipe": {"metric": "accuracy"},
+    "final": {
+        "test_accuracy": 91.236,
+        "test_loss": 0.51239,
+        "prunable": {"total": 12345, "nonzero": 1234},
+        "file_bytes": 5678,
+        "dense_bytes": 56789,
+    },
+}
+SENTENCE = "run: 91.24 % of test data right with 1,234 of 12,345 weights, 5,678 bytes instead of 56,789"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    for name in ("NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return Terminal()
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    """A run decides on its precision itself."""
+    torch.set_default_dtype(torch.float32)
+
+
+def test_a_sentence_says_what_was_paid_for_what():
+    assert sentence(RECORD) == SENTENCE
+    assert "test loss 0.5124 with" in sentence({**RECORD, "recipe": {"metric": "loss"}})
+
+
+def test_lines(tmp_path):
+    stream = io.StringIO()
+    with watching(stream=stream) as watch:
+        assert isinstance(watch, Lines)
+        record = train(JOB, tmp_path, watch=watch)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "[bold]run: l1, penalty weight 0.1, 3 epochs".replace("penalty weight", JOB.method.strength_is)
+    for line, row in zip(lines[1:4], record["epochs"], strict=True):
+        assert line.startswith(f"epoch {row['epoch']}/3  loss {row['train_loss']:.4f}  ")
+        assert f"validation {row['validation_accuracy']:.2f} %  compression {row['compression']:.3g}x  " in line
+        assert re.search(r"\d+ s left$", line)
+    assert lines[3].endswith("  0 s left")
+    assert lines[-2:] == [sentence(record), f"in {tmp_path / '[bold]run'}"]
+    assert len(lines) == len(set(lines)), "every line says something new"
+
+
+def test_lines_tell_a_fine_tune_an_empty_model_and_a_second_start():
+    stream = io.StringIO()
+    watch = Lines(stream)
+    watch.begin(JOB, 48, 16)
+    watch.epoch({**ROW, "epoch": 2, "phase": "finetune", "compression": None})
+    for what in ("measuring: 1 of 2", "measuring: 2 of 2", "writing"):
+        watch.doing(what)
+    first, second, *rest = stream.getvalue().splitlines()
+    assert first.endswith("3 epochs, going on at step 16 of 48")
+    assert second.startswith("epoch 2/3 (fine-tune)  loss 1.2500  validation 87.65 %  compression infx")
+    assert rest == ["measuring", "writing"]
+
+
+def test_the_time_left_counts_from_where_this_process_began(monkeypatch):
+    stream, now = io.StringIO(), [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    watch = Lines(stream)
+    watch.begin(replace(JOB, recipe=replace(TINY, epochs=10)), 160, 64)
+    now[0] += 7.0
+    watch.epoch({**ROW, "epoch": 5})
+    now[0] += 9.0
+    watch.epoch({**ROW, "epoch": 6})
+    # 7 s for the first of 5 left; then 16 s for 2, with 4 left.
+    assert re.findall(r"(\d+) s left", stream.getvalue()) == ["35", "32"]
+
+
+def test_json_lines(tmp_path):
+    stream = io.StringIO()
+    with watching(as_json=True, stream=stream) as watch:
+        assert isinstance(watch, JsonLines)
+        record = train(JOB, tmp_path, watch=watch)
+    *epochs, end = map(json.loads, stream.getvalue().splitlines())
+    assert epochs == [{"event": "epoch", **row} for row in record["epochs"]]
+    assert end == {"event": "end", "folder": str(tmp_path / JOB.name), "record": record}
+
+
+def test_quiet_is_quiet(tmp_path, capsys):
+    for stream in (io.StringIO(), Terminal()):
+        with watching(quiet=True, stream=stream) as watch:
+            assert type(watch) is Watch
+        with sweeping(Progress(tmp_path, [JOB]), quiet=True, stream=stream) as tick:
+            tick()
+        assert stream.getvalue() == ""
+    assert capsys.readouterr() == ("", "")
+
+
+def plain(terminal):
+    """What was drawn, one line for each time a line was drawn."""
+    return ESCAPE.sub("", terminal.getvalue()).replace("\r", "\n").splitlines()
+
+
+def test_a_bar_has_everything_in_80_columns(terminal):
+    with watching(stream=terminal) as watch:
+        assert isinstance(watch, Bars)
+        job = replace(JOB, recipe=replace(TINY, epochs=100))
+        watch.begin(job, 1600, 800)
+        for done in range(801, 1001):
+            watch.shown = 0.0
+            watch.step(done, torch.tensor(0.12345))
+            if done == 816:
+                watch.epoch({**ROW, "epoch": 51})
+        watch.progress.refresh()
+        drawn = plain(terminal)
+        watch.doing("measuring: 1 of 2")
+        watch.end(RECORD, "runs/[red]run")
+    assert any(line.startswith("[bold]run: l1, ") for line in drawn)
+    bar = next(line for line in reversed(drawn) if "epoch" in line)
+    assert re.fullmatch(r"[━╸╺ ]{8,} epoch 63/100  loss 0\.123  validation 87\.7 %  3\.14x left \d:\d\d:\d\d", bar)
+    assert len(bar) <= 80
+    text = "\n".join(plain(terminal))
+    assert "measuring: 1 of 2" in text
+    assert SENTENCE in text, "not broken into lines of 80"
+    assert "in runs/[red]run" in text, "not taken for a colour"
+
+
+def test_other_work_does_not_fill_the_bar(terminal):
+    with Bars(terminal) as watch:
+        watch.begin(JOB, 48, 0)
+        watch.step(32, torch.tensor(1.0))
+        watch.doing("cutting before the fine-tune")
+        assert watch.progress.tasks[0].completed == 32
+
+
+def test_a_bar_for_a_run_that_was_finished_before(terminal, tmp_path):
+    train(JOB, tmp_path)
+    with watching(stream=terminal) as watch:
+        record = train(JOB, tmp_path, watch=watch)
+    assert sentence(record) in "\n".join(plain(terminal))
+    with Bars(terminal) as watch:
+        watch.doing("something before the run begins")
+
+
+def test_a_sweep_tells_each_run_once(tmp_path):
+    jobs = [replace(JOB, seed=seed, name=f"run{seed}") for seed in (0, 1)]
+    text, as_json, terminal = io.StringIO(), io.StringIO(), Terminal()
+    progress = Progress(tmp_path, jobs)
+    with sweeping(progress, stream=text) as tick:
+        tick()
+        assert text.getvalue() == ""
+        first = train(jobs[1], tmp_path)
+        tick()
+        tick()
+        assert text.getvalue() == f"1/2 {sentence(first)}\n"
+        second = train(jobs[0], tmp_path)
+    assert text.getvalue().splitlines() == [f"1/2 {sentence(first)}", f"2/2 {sentence(second)}"]
+    with sweeping(progress, as_json=True, stream=as_json):
+        pass
+    assert [json.loads(line) for line in as_json.getvalue().splitlines()] == [
+        {"event": "finished", "run": name, "epochs": 6, "of": 6} for name in ("run0", "run1")
+    ]
+    with sweeping(progress, stream=terminal):
+        pass
+    assert "2/2 runs" in plain(terminal)[-1]
+    assert "6/6 epochs" in plain(terminal)[-1]
+
+
+ARGUMENTS = ["train", "digits", "--method", "l1", "--set", "epochs=2", "--set", "model=mlp", "--set", "compressions=1,5"]
+
+
+def test_a_pipe_gets_clean_lines(tmp_path):
+    command = [sys.executable, "-m", "rewa", *ARGUMENTS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, env={**os.environ, "FORCE_COLOR": "1"})
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
+    assert b"\r" not in done.stdout
+    assert re.search(rb"\nepoch 2/2  loss .* s left\n", done.stdout)
+
+
+def test_a_terminal_gets_a_bar(tmp_path):
+    """On a real pseudo-terminal, of 80 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+    arguments = [*ARGUMENTS, "--set", "epochs=20"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rewa", *arguments],
+        cwd=tmp_path,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**environment, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    shown = b""
+    with process:
+        try:
+            while block := os.read(ours, 65536):
+                shown += block
+        except OSError:  # how Linux says that the other side is closed
+            pass
+        finally:
+            os.close(ours)
+            code = process.wait(60)
+    assert code == 0
+    lines = ESCAPE.sub("", shown.decode()).replace("\r", "\n").splitlines()
+    bar = re.compile(r"epoch \d+/20  loss \d\.\d+  validation \d+\.\d %  [\d.]+x left \d:\d\d:\d\d$")
+    bars = [line for line in lines if bar.search(line)]
+    assert bars, lines
+    assert max(map(len, bars)) <= 80
+    assert any("% of test data right" in line for line in lines)
