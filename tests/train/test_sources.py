@@ -22,7 +22,7 @@ def test_missing_data_says_what_to_do(tmp_path, monkeypatch, name):
     monkeypatch.setattr(sources, "PLACES", {})
     with pytest.raises(FileNotFoundError) as error:
         load(name, root=tmp_path)
-    for part in (name, str(tmp_path), "--data", "REWA_DATA", "download=True"):
+    for part in (name, str(tmp_path), "--data", "REWA_DATA", "--download"):
         assert part in str(error.value)
     monkeypatch.delenv("REWA_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match="looked in no folder"):
