@@ -25,7 +25,7 @@ def provenance() -> dict[str, Any]:
         True
     """
     return {
-        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "command": _command(sys.orig_argv),
         "commit": _commit(),
         "versions": {
             "rewa": rewa.__version__,
@@ -40,6 +40,18 @@ def provenance() -> dict[str, Any]:
             "threads": torch.get_num_threads(),
         },
     }
+
+
+def _command(words: list[str]) -> str:
+    """As a person would type it anywhere: without the folder of the interpreter or of the installed script.
+
+    >>> _command(["/opt/bin/python3", "/opt/bin/rewa", "train", "digits"])
+    'rewa train digits'
+    >>> _command(["/opt/bin/python3", "-m", "rewa", "train"])
+    'python -m rewa train'
+    """
+    rest = words[1:]
+    return " ".join(["rewa", *rest[1:]] if rest and Path(rest[0]).name == "rewa" else ["python", *rest])
 
 
 def _commit() -> str | None:
