@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 import rewa
 from rewa.record import provenance
 from rewa.sparsity import count, prunable
+from rewa.train.models import BasicBlock, mlp, resnet18
 
 
 class Block(nn.Module):
@@ -52,41 +54,10 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-class Residual(nn.Module):
-    """The basic block of ResNet-18."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
-        self.downsample = nn.Sequential()
-        if stride != 1 or inputs != width:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Two convolutions, added to the input."""
-        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + self.downsample(x))
-
-
-def resnet18() -> nn.Module:
-    """ResNet-18 for images of 32 x 32: 11.2 million parameters."""
-    blocks: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    inputs = 64
-    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        blocks += [Residual(inputs, width, stride), Residual(width, width, 1)]
-        inputs = width
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
-
-
-def mlp() -> nn.Module:
-    """784-1024-1024-10."""
-    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (mlp, (784,)),
+    "mlp": (partial(mlp, 784, 10, hidden=(1024, 1024)), (784,)),
     "transformer": (Block, (64, 768)),
-    "resnet18": (resnet18, (3, 32, 32)),
+    "resnet18": (partial(resnet18, 10, stem="small"), (3, 32, 32)),
 }
 
 
@@ -101,7 +72,7 @@ def dead_filters(model: nn.Module, share: float) -> None:
     """Of the first convolution of every block this share of filters is zero; everything else is dense."""
     with torch.no_grad():
         for block in model.modules():
-            if isinstance(block, Residual):
+            if isinstance(block, BasicBlock):
                 block.conv1.weight[torch.rand(len(block.conv1.weight)) < share] = 0
                 block.bn1.bias.uniform_(-0.5, 0.5)  # a dead filter still emits a constant
 

@@ -61,3 +61,10 @@ def test_published_tables_are_the_record():
     for row in json.loads((ROOT / "results" / "digits" / "digits.json").read_text())["deployed"]:
         assert f"{row['packed_bytes']:,}" in readme
         assert f"{row['test']:.1f}" in readme
+
+
+def test_kills():
+    """The short version: `python benchmarks/kills.py` kills twenty times."""
+    lines = run("kills.py", "--kills", "3", "--set", "epochs=4", "--set", "compressions=1,5").splitlines()
+    assert len(lines) == 4
+    assert lines[-1] == "3 of 3 identical in weights and record"

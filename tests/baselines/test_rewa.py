@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import nn
+
+from baselines.steps import advance, line, slanted
+from rewa.baselines.method import Plan
+from rewa.baselines.rewa import ReWA, ReWAAdam, ReWAPair
+from rewa.optim.adamw import ReWAAdamW
+from rewa.optim.sgd import ReWASGD
+from rewa.theory import decay_budget
+
+PLAN = Plan(learning_rates=(0.1, 0.1), steps_per_epoch=2, momentum=0.5)
+
+
+def layer():
+    return line(0.5, -0.2)
+
+
+def test_a_step_by_hand():
+    model, method = layer(), ReWA(strength=0.01, K=3, M=1, eps=0.1)
+    optimizer = method.start(model, PLAN)
+    advance(method, model, optimizer, slanted(3.0, -6.0), [0])
+    expected = []
+    for x, g in ((0.5, 3.0), (-0.2, -6.0)):
+        y = math.copysign(abs(x) ** (1 / 3), x)
+        scale = abs(y) * y**2 / (y**2 + 0.1)
+        y -= 0.1 * (scale * g + 0.01 * y)
+        expected.append(math.copysign(abs(y) ** 3, y))
+    assert model.weight.tolist()[0] == pytest.approx(expected, rel=1e-9)
+    assert model.bias.item() == pytest.approx(0.25 - 0.1), "plain, without decay"
+
+
+def test_the_recipes_optimizer_decides_the_algorithm():
+    assert isinstance(ReWA(strength=0.1).start(layer(), PLAN), ReWASGD)
+    adam = Plan(learning_rates=(0.1,), steps_per_epoch=1, optimizer="adamw")
+    assert isinstance(ReWA(strength=0.1).start(layer(), adam), ReWAAdamW)
+
+
+def test_algorithm_two_whatever_the_recipe():
+    method = ReWAAdam(strength=0.1, adam_lr=0.002)
+    planned = method.planned(Plan(learning_rates=(0.05, 0.1, 0.025), steps_per_epoch=1, momentum=0.9))
+    assert planned.optimizer == "adamw"
+    assert planned.learning_rates == pytest.approx((0.001, 0.002, 0.0005))
+    assert isinstance(method.start(layer(), planned), ReWAAdamW)
+    own = Plan(learning_rates=(0.3,), steps_per_epoch=1, optimizer="adamw")
+    assert method.planned(own) is own
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("K", [3, 9])
+def test_the_grid_is_a_grid_of_decay_budgets(optimizer, K):
+    plan = Plan(learning_rates=(0.1,) * 50, steps_per_epoch=5, momentum=0.9, optimizer=optimizer)
+    budgets = [
+        decay_budget(plan.learning_rates, K=K, weight_decay=decay, momentum=0.9, decoupled=optimizer == "adamw")
+        for decay in ReWA(K=K).grid(plan)
+    ]
+    assert budgets == pytest.approx([3, 6, 12, 24])
+
+
+def test_the_pair_by_hand():
+    model, method = layer(), ReWAPair(strength=0.01, K=3, M=1, start_value=0.1)
+    method.prepare(model)
+    optimizer = method.start(model, PLAN)
+    assert method.current()["weight"].tolist()[0] == pytest.approx([0.5, -0.2])
+    advance(method, model, optimizer, slanted(3.0, -6.0), [0])
+    expected = []
+    for x, g in ((0.5, 3.0), (-0.2, -6.0)):
+        u, v = ((max(sign * x, 0) + 0.1) ** (1 / 3) for sign in (1, -1))
+        u -= 0.1 * (u * g + 0.01 * u)
+        v -= 0.1 * (-v * g + 0.01 * v)
+        expected.append(u**3 - v**3)
+    assert method.current()["weight"].tolist()[0] == pytest.approx(expected, rel=1e-9)
+    method.finish(model)
+    assert type(model.weight) is nn.Parameter
+    assert model.weight.tolist()[0] == pytest.approx(expected, rel=1e-9)
