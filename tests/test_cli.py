@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 import rewa
 from rewa import cli
 from rewa.baselines import names
+from rewa.experiments import RESULTS, Result
 from rewa.train import checkpoint
 from rewa.train.recipes import RECIPES
+from rewa.train.sweep import Sweep
 
 
 def model():
@@ -198,6 +201,10 @@ def test_list(capsys):
     assert list(content) == ["recipes", "methods", "results"]
     assert list(content["recipes"]) == list(RECIPES)
     assert list(content["methods"]) == list(names())
+    for name in ("gmp", "rigl", "acdc", "ham"):
+        line, _, _ = content["methods"][name].partition(" [")
+        assert content["methods"][f"rewa+{name}"].startswith(f"{line}, while ReWA trains [")
+        assert "while ReWA trains" not in content["methods"][name]
     text = run(capsys, "list")
     for part, rows in content.items():
         assert part in text.splitlines()
@@ -214,12 +221,20 @@ def test_list(capsys):
         ("train digits --set epochs=many", "epochs=many: this setting is a whole number"),
         ("train digits --strength nan", "'nan' is not a finite number"),
         ("train digits --seed one", "invalid int value: 'one'"),
+        ("train digits --seed -1", "Invalid seed: -1 (allowed: a whole number from 0 to 2**32 - 1)"),
+        ("train digits --strength -1", "Invalid strength: -1.0 (allowed: a finite number >= 0"),
+        ("train digits --method dense --strength -1", "Invalid strength: -1.0"),
+        ("train digits --method gmp --strength 1", "Invalid strength: 1.0 (allowed: a share of zeros"),
+        ("train digits --method rewa+gmp --set on_strength=-1", "Invalid strength: -1.0"),
+        ("train digits --set compressions=0.5", "Invalid compressions"),
         ("train cifar10-cpu --data empty", "(looked in empty/cifar-10-batches-bin, empty)"),
         ("train cifar10-cpu --data empty", "REWA_DATA"),
         ("sweep digits --methods l1,l9", "there is no method 'l9'; did you mean 'l1'?"),
         ("sweep digits --methods l1 --strengths 0.1,b", "'b' is not a finite number"),
         ("sweep digits --methods l1 --seeds 0", "Invalid seeds: 0"),
         ("sweep digits --methods l1 --workers 0", "Invalid workers: 0"),
+        ("sweep digits --methods l1 --workers 2 --ray auto", "leave out --workers or --ray"),
+        ("sweep digits --methods l1 --set strength=7", "--strengths"),
         ("sweep digits --methods l1 --set epoch=3", "did you mean 'epochs'?"),
         ("sweep cifar10-cpu --methods l1 --data empty", "(looked in empty/cifar-10-batches-bin, empty)"),
         ("sweep digits", "the following arguments are required: --methods"),
@@ -251,9 +266,26 @@ def test_a_device_that_is_not_there(here, capsys):
         assert "--device cuda: torch finds no GPU here" in capsys.readouterr().err
 
 
-def test_tracebacks_are_for_debugging(here):
-    with pytest.raises(ValueError, match="no recipe 'digit'"):
-        cli.main(["train", "digit", "--debug"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train digit",
+        "sweep digit --methods l1",
+        "report nowhere",
+        "reproduce nothing",
+        "explain --K 0",
+        "inspect nowhere",
+        "pack nowhere out",
+        "unpack nowhere out",
+    ],
+)
+def test_tracebacks_are_for_debugging(here, line):
+    with pytest.raises((ValueError, OSError)):
+        cli.main([*line.split(), "--debug"])
+
+
+def test_list_has_a_debug_too(capsys):
+    assert run(capsys, "list", "--debug") == run(capsys, "list")
 
 
 def test_a_lost_run_is_one_line_and_exit_code_1(here, capsys):
@@ -300,6 +332,21 @@ def test_train_prints_json_and_report_reads_the_run(here, capsys):
     assert "| l1" in run(capsys, "report", "runs", "--markdown")
     assert "wrote page.html" in run(capsys, "report", "runs", "-o", "page.html")
     assert (here / "page.html").stat().st_size > 1000
+
+
+def test_reproduce_prints_as_it_is_told(here, capsys, monkeypatch):
+    recipe = replace(RECIPES["digits"], epochs=2, model="mlp", hidden=(20,), compressions=(1.0, 5.0))
+    small = Sweep(recipe=recipe, methods=("l1",), strengths=(0.01,), seeds=1)
+    monkeypatch.setitem(RESULTS, "small", Result("a small one", small))
+    arguments = ["reproduce", "small", "--out", "small", "--workers", "1"]
+    assert run(capsys, *arguments, "--quiet") == ""
+    files = [f"small/{path.name}" for path in (here / "small").iterdir() if path.is_file()]
+    events = [json.loads(line) for line in run(capsys, *arguments, "--json").splitlines()]
+    assert [event["event"] for event in events] == ["finished", *["wrote"] * len(files)]
+    assert {event["file"] for event in events[1:]} == set(files)
+    assert [line for line in run(capsys, *arguments).splitlines() if line.startswith("wrote")] == [
+        f"wrote {event['file']}" for event in events[1:]
+    ]
 
 
 def test_a_reader_who_has_enough_gets_no_traceback(here):

@@ -68,6 +68,11 @@ def test_a_sentence_says_what_was_paid_for_what():
     assert "test loss 0.5124 with" in sentence({**RECORD, "recipe": {"metric": "loss"}})
 
 
+@pytest.mark.parametrize(("metric", "words"), [("accuracy", "91.24 % of"), ("loss", "run: test loss not finite with 1,234")])
+def test_a_loss_that_is_not_finite_has_a_sentence_too(metric, words):
+    assert words in sentence({**RECORD, "recipe": {"metric": metric}, "final": {**RECORD["final"], "test_loss": None}})
+
+
 def test_lines(tmp_path):
     stream = io.StringIO()
     with watching(stream=stream) as watch:

@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"rewa {options.command}: stopped by SIGINT\n")
         return 128 + signal.SIGINT
     except Exception as error:
-        if getattr(options, "debug", False):
+        if options.debug:
             raise
         sys.stderr.write(f"rewa {options.command}: {_words(error)}\n")
         return 2
@@ -84,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_training(commands)
     _add_explain(commands)
     _add_files(commands)
+    for command in commands.choices.values():
+        command.add_argument("--debug", action="store_true", help="show where in the code an error comes from")
     return parser
 
 
@@ -211,7 +213,6 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
     command.add_argument("--json", action="store_true", help="print JSON, one object a line")
-    command.add_argument("--debug", action="store_true", help="show where in the code an error comes from")
 
 
 def _train(options: argparse.Namespace) -> str:
@@ -253,6 +254,8 @@ def _sweep(options: argparse.Namespace) -> str:
     from rewa.train.recipes import recipe
     from rewa.train.sweep import Sweep
 
+    if options.ray and options.workers is not None:
+        raise ValueError("--workers is for this machine, and on a Ray cluster the cores decide: leave out --workers or --ray")
     methods = names() if options.methods == "all" else options.methods.split(",")
     sweep = Sweep(
         recipe=recipe(options.recipe),
@@ -279,7 +282,7 @@ def _run_sweep(sweep: Any, options: argparse.Namespace, out: Path, ray: str | No
                 failures = run_ray(jobs, out, address=ray, tick=tick, **common)
             else:
                 _check_device(options.device)
-                workers = workers_for(sweep.recipe) if options.workers is None else options.workers
+                workers = workers_for(jobs) if options.workers is None else options.workers
                 failures = run_local(jobs, out, workers=workers, tick=tick, **common)
     except Stopped as stopped:
         raise _Exit(f"{stopped}; saved, and the same command goes on", 128 + stopped.signal) from None
@@ -306,7 +309,10 @@ def _reproduce(options: argparse.Namespace) -> str:
     out.mkdir(parents=True, exist_ok=True)
     result = RESULTS[options.result]
     _run_sweep(result.sweep, options, out / "runs")
-    return "\n".join(f"wrote {path}" for path in result.write(out))
+    paths = result.write(out)
+    if options.quiet:
+        return ""
+    return "\n".join(json.dumps({"event": "wrote", "file": str(path)}) if options.json else f"wrote {path}" for path in paths)
 
 
 def _list(options: argparse.Namespace) -> str:
@@ -317,7 +323,7 @@ def _list(options: argparse.Namespace) -> str:
     made = {name: make(name) for name in names()}
     content = {
         "recipes": {name: recipe.line for name, recipe in RECIPES.items()},
-        "methods": {name: f"{one.line} [{one.strength_is}; {one.paper}]" for name, one in made.items()},
+        "methods": {name: f"{one.what} [{one.strength_is}; {one.paper}]" for name, one in made.items()},
         "results": {name: result.line for name, result in RESULTS.items()},
     }
     if options.json:

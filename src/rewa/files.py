@@ -34,5 +34,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         path: The file.
         content: Its text or bytes.
     """
-    with replacing(path) as scratch:
-        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
+    with replacing(path) as scratch, scratch.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut may leave the new name with nothing in it

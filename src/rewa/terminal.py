@@ -95,9 +95,8 @@ def sentence(record: dict[str, Any]) -> str:
     """
     final = record["final"]
     weights, metric = final["prunable"], record["recipe"]["metric"]
-    worth = (
-        f"{final['test_accuracy']:.2f} % of test data right" if metric == "accuracy" else f"test loss {final['test_loss']:.4f}"
-    )
+    loss = "not finite" if final["test_loss"] is None else f"{final['test_loss']:.4f}"
+    worth = f"{final['test_accuracy']:.2f} % of test data right" if metric == "accuracy" else f"test loss {loss}"
     return (
         f"{record['name']}: {worth} with {weights['nonzero']:,} of {weights['total']:,} weights, "
         f"{final['file_bytes']:,} bytes instead of {final['dense_bytes']:,}"

@@ -222,5 +222,6 @@ def test_what_is_no_setting_raises(settings: dict[str, Any]):
 
 
 def test_a_strength_must_be_chosen():
-    with pytest.raises(ValueError, match="Invalid strength: nan"):
-        HAM().start(linear(), PLAN)
+    for strength in (math.nan, -1.0, math.inf):
+        with pytest.raises(ValueError, match=f"Invalid strength: {strength}"):
+            HAM(strength=strength).start(linear(), PLAN)

@@ -94,6 +94,11 @@ def test_closing_time_is_that_of_small_steps_by_the_penalty_alone():
     assert method.grid(PLAN) == pytest.approx([c * 0.02 * steps / 1e5 for c in (1.5, 3, 6, 12)], rel=1e-3)
 
 
+def test_adamws_costs_are_its_own():
+    adam = Plan(learning_rates=(0.1,), steps_per_epoch=1, optimizer="adamw")
+    assert HardConcrete().grid(adam) == (5e-6, 3e-5, 2e-4, 1e-3)
+
+
 @pytest.mark.parametrize(
     ("plan", "scale"),
     [

@@ -77,6 +77,12 @@ def test_no_layer_loses_its_last_weight():
     assert masks["b"].tolist() == [[False, False, True, True]]
 
 
+def test_every_layer_keeps_a_weight_when_fewer_than_layers_are_asked_for():
+    weights = {"a": torch.tensor([[0.1, -0.2]]), "b": torch.tensor([[3.0, 4.0]]), "c": torch.tensor([[6.0, 5.0]])}
+    masks = global_masks(weights, zeros=0.9)
+    assert [mask.tolist() for mask in masks.values()] == [[[False, True]], [[False, True]], [[True, False]]]
+
+
 @pytest.mark.parametrize("zeros", [0.0, 0.3, 0.9, 0.99])
 def test_global_masks_have_the_exact_count(zeros):
     weights = {"a": torch.randn(30, 20), "b": torch.zeros(7, 5), "c": torch.randn(41)}
@@ -226,6 +232,25 @@ def test_settings_are_plain_values_and_the_methods_do_not_share_state(method):
     assert math.isnan(method.on.strength)
     if not isinstance(method.on, Dense):
         assert copied.on.strength == method.on.grid(copied.plan)[1] == copied.settings["on"]["strength"]
+
+
+def test_the_strength_of_the_other_method_can_be_set_and_is_chosen_for_the_run():
+    assert GMP(strength=0.5, on=ReWA(K=3), on_strength=0.2).on.strength == 0.2
+    assert dataclasses.replace(GMP(on=ReWA(), on_strength=0.2), strength=0.7).settings["on"]["strength"] == 0.2
+    optimizer = begin(GMP(strength=0.5, on_strength=0.3), line(1.0, 2.0), PLAN)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.3
+    method = GMP(on=ReWA(K=3))
+    assert not method.settled
+    assert not dataclasses.replace(method, strength=0.5).settled
+    chosen = method.settle(PLAN)
+    assert chosen.settled
+    assert (chosen.strength, chosen.on.strength) == (0.95, ReWA(K=3).grid(PLAN)[1])
+    assert math.isnan(method.on.strength)
+    assert GMP(strength=0.5).settled
+    assert GMP(strength=0.5, on=ReWA(strength=0.1)).settle(PLAN).on.strength == 0.1
+    for strength in (-1.0, math.inf):
+        with pytest.raises(ValueError, match="Invalid strength"):
+            GMP(strength=0.5, on=ReWA(), on_strength=strength).check()
 
 
 def test_state_holds_boolean_masks_and_refuses_those_of_another_model():

@@ -12,7 +12,7 @@ from baselines.steps import advance, begin, fitting, line, network, plain, run
 from rewa.baselines.dwf import DWF
 from rewa.baselines.hard_concrete import HardConcrete
 from rewa.baselines.method import Plan
-from rewa.baselines.parametrized import Parametrized
+from rewa.baselines.parametrized import Parametrized, decays
 from rewa.baselines.powerprop import PowerPropagation
 from rewa.baselines.rewa import ReWAPair
 from rewa.baselines.spred import Spred
@@ -23,7 +23,7 @@ METHODS = [
     Spred(strength=1e-3),
     PowerPropagation(strength=1e-3),
     DWF(strength=1e-3),
-    DWF(strength=1e-3, init="dwf"),
+    DWF(strength=1e-3, init="equal"),
     STR(strength=1e-3),
     HardConcrete(strength=1e-3, gate_time=100.0),
     ReWAPair(strength=1e-3),
@@ -123,3 +123,29 @@ def test_the_weight_of_a_single_layer_has_no_owner_in_its_name():
     method = Spred(strength=0.1)
     begin(method, model, PLAN)
     assert torch.allclose(method.current()["weight"], torch.tensor([[0.5, -0.3]]))
+
+
+# ----------------------------------------------------------------------------------------------------------------- grids
+
+
+@pytest.mark.parametrize(("optimizer", "expected"), [("sgd", 6 / (3 * 0.5 * 4)), ("adamw", 0.9 / (3 * 0.5))])
+def test_decays_spend_their_budget_over_the_run(optimizer, expected):
+    plan = Plan(learning_rates=(0.2, 0.3), steps_per_epoch=1, momentum=0.75, optimizer=optimizer)
+    assert decays(plan, {"sgd": (6.0,), "adamw": (0.9,)}, factors=3) == pytest.approx((expected,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "weakest", "strongest"),
+    [
+        (Spred, 0.3 / 0.9, 3.2 / 0.9),
+        (PowerPropagation, 0.2 / 0.45, 1.6 / 0.45),
+        (DWF, 0.4 / 1.35, 2.2 / 1.35),
+        (STR, 0.15 / 0.45, 0.8 / 0.45),
+        (ReWAPair, 0.8 / 4.05, 4 / 4.05),
+    ],
+)
+def test_on_adamw_the_decays_are_such_that_its_steps_can_hold_a_weight(kind, weakest, strongest):
+    plan = Plan(learning_rates=(1.5e-3,) * 300, steps_per_epoch=100, optimizer="adamw", momentum=0.9)
+    grid = kind().grid(plan)
+    assert sorted(grid) == list(grid)
+    assert (grid[0], grid[-1]) == pytest.approx((weakest, strongest))

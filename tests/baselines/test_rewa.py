@@ -49,15 +49,24 @@ def test_algorithm_two_whatever_the_recipe():
     assert method.planned(own) is own
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "expected"),
+    [
+        ("sgd", 0.1, [3, 6, 12, 24]),
+        ("adamw", 1e-3, [0.8, 1.6, 2.8, 4]),
+        ("adamw", 3e-3, [0.8, 1.6, 2.8, 4]),
+        ("adamw", 6e-3, [1.6, 3.2, 5.6, 8]),
+    ],
+)
 @pytest.mark.parametrize("K", [3, 9])
-def test_the_grid_is_a_grid_of_decay_budgets(optimizer, K):
-    plan = Plan(learning_rates=(0.1,) * 50, steps_per_epoch=5, momentum=0.9, optimizer=optimizer)
+@pytest.mark.parametrize("kind", [ReWA, ReWAAdam, ReWAPair])
+def test_the_grid_is_a_grid_of_decay_budgets(optimizer, lr, expected, K, kind):
+    plan = Plan(learning_rates=(lr,) * 50, steps_per_epoch=5, momentum=0.9, optimizer=optimizer)
     budgets = [
         decay_budget(plan.learning_rates, K=K, weight_decay=decay, momentum=0.9, decoupled=optimizer == "adamw")
-        for decay in ReWA(K=K).grid(plan)
+        for decay in kind(K=K).grid(plan)
     ]
-    assert budgets == pytest.approx([3, 6, 12, 24])
+    assert budgets == pytest.approx(expected)
 
 
 def test_the_pair_by_hand():

@@ -50,8 +50,19 @@ def test_counts_fit_their_layers_and_sum_exactly(density, seed):
     shapes = [tuple(torch.randint(1, 40, (2 + index % 3,), generator=generator).tolist()) for index in range(6)]
     counts = erdos_renyi_kernel(shapes, density)
     sizes = [math.prod(shape) for shape in shapes]
-    assert sum(counts) == round(density * sum(sizes))
-    assert all(0 <= count <= size for count, size in zip(counts, sizes, strict=True))
+    assert sum(counts) == max(6, round(density * sum(sizes)))
+    assert all(1 <= count <= size for count, size in zip(counts, sizes, strict=True))
+
+
+def test_no_layer_is_left_without_a_connection():
+    # 20 of 70009 weights in proportion to 500, 6, 200: 14.2, 0.2 and 5.7. The largest gives one to the second.
+    assert erdos_renyi_kernel([(200, 300), (3, 3), (100, 100)], 20 / 70009) == [13, 1, 6]
+    assert erdos_renyi_kernel([(200, 300), (3, 3), (100, 100)], 1 / 70009) == [1, 1, 1]
+    method, model = RigL(strength=0.999, every=1), network()
+    optimizer = begin(method, model, plan(20))
+    for step in range(20):
+        advance(method, model, optimizer, fitting, [step])
+        assert [int(mask.sum()) for mask in method.masks.values()] == [1, 1, 1]
 
 
 def test_first_masks_are_random_by_torchs_seed_and_leave_the_share():

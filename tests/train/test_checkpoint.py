@@ -97,3 +97,34 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert getattr(caught.value, "errno", errno.EFBIG) == errno.EFBIG
     assert names(tmp_path) == ["step-00000001"]
     assert checkpoint.load_latest(tmp_path).step == 1
+
+
+def test_if_none_is_whole_nothing_begins_again_unasked(tmp_path):
+    checkpoint.save(tmp_path, 1, *state(1))
+    (tmp_path / "step-00000001" / "state.pt").write_bytes(b"")
+    with pytest.warns(RuntimeWarning, match="damaged"), pytest.raises(ValueError, match=r"no checkpoint in .* is whole"):
+        checkpoint.load_latest(tmp_path)
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole"):
+        checkpoint.load_latest(tmp_path)
+
+
+@pytest.mark.parametrize("error", [MemoryError, PermissionError, RuntimeError])
+def test_what_is_no_damage_is_not_taken_for_it(tmp_path, monkeypatch, error):
+    checkpoint.save(tmp_path, 1, *state(1))
+
+    def fail(*_, **__):
+        raise error("not the file's fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", fail)
+        with pytest.raises(error):
+            checkpoint.load_latest(tmp_path)
+    assert checkpoint.load_latest(tmp_path).step == 1
+
+
+def test_the_same_step_is_written_once(tmp_path):
+    path = checkpoint.save(tmp_path, 1, *state(1))
+    before = (path / "state.pt").stat().st_ino
+    assert checkpoint.save(tmp_path, 1, *state(1)) == path
+    assert (path / "state.pt").stat().st_ino == before
+    assert checkpoint.load(tmp_path, 1).step == 1

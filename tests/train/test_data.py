@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import torch
 
 from rewa.train.data import Images, Shard, Text, fixed_order, mix
 from rewa.train.folder import Folder
-from tiny_data import same
+from tiny_data import same, write_images
 
 
 def some_images(count=50, channels=3, side=8, **options):
@@ -152,6 +155,76 @@ def test_other_wrong_arguments():
         some_text().batches(0, seed=0, batch_size=2, image_size=8)
     with pytest.raises(ValueError, match="Invalid resize: 0"):
         some_images(resize=0)
+
+
+# -------------------------------------------------------------------------------------------------- the fingerprint
+
+
+def changed(made, split, index):
+    """The same images but for one pixel or label."""
+    splits = {name: tuple(tensor.clone() for tensor in tensors) for name, tensors in made.splits.items()}
+    splits[split][index].view(-1)[-1] ^= 1
+    return Images("made-up", **splits, classes=4)
+
+
+def test_fingerprint_of_images():
+    made = some_images()
+    assert made.fingerprint == some_images(augment=True, resize=12).fingerprint  # what is done to them is no part of it
+    assert re.fullmatch("[0-9a-f]{16}", made.fingerprint)
+    found = {made.fingerprint, some_images(count=49).fingerprint, some_images(channels=1).fingerprint}
+    found |= {changed(made, split, index).fingerprint for split in made.splits for index in (0, 1)}
+    found.add(Images("swapped", **made.splits | {"test": made.splits["validation"]}, classes=4).fingerprint)
+    tall = {split: (images.view(-1, 3, 4, 16), labels) for split, (images, labels) in made.splits.items()}
+    found.add(Images("made-up", **tall, classes=4).fingerprint)
+    assert len(found) == 11
+
+
+def test_fingerprint_does_not_depend_on_how_images_lie_in_memory():
+    made = some_images()
+    strided = {split: (x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), y) for split, (x, y) in made.splits.items()}
+    assert not strided["train"][0].is_contiguous()
+    assert Images("made-up", **strided, classes=4).fingerprint == made.fingerprint
+
+
+def test_fingerprint_is_that_of_other_machines():
+    images = torch.zeros(600, 1, 28, 28, dtype=torch.uint8), torch.zeros(600, dtype=torch.long)
+    tiny = images[0][:2], images[1][:2]
+    made = Images("zeros", train=images, validation=tiny, test=tiny, classes=1, scaling=(0, 1))
+    digest = hashlib.sha256()
+    for split, count in (("train", 600), ("validation", 2), ("test", 2)):
+        for part in (split.encode(), f"({count}, 1, 28, 28)".encode(), bytes(count * 784), bytes(count * 8)):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    assert made.fingerprint == digest.hexdigest()[:16]
+
+
+def test_fingerprint_of_text():
+    text = "to be or not to be\n" * 50
+    found = Text("made-up", text=text, context=5).fingerprint
+    assert found == Text("made-up", text=text, context=8).fingerprint
+    others = (text[:-1] + "t", text[:-2], "b" + text[1:], text.replace("t", "s"))  # the last has the same numbers
+    assert len({found, *(Text("made-up", text=other, context=5).fingerprint for other in others)}) == 5
+
+
+def test_fingerprint_of_a_folder(tmp_path):
+    write_images(tmp_path / "here")
+    first = Folder(tmp_path / "here", workers=0)
+    found = [first.fingerprint, Folder(tmp_path / "here", workers=0, validation=4).fingerprint]
+    moved = tmp_path / "there"
+    (tmp_path / "here").rename(moved)
+    assert Folder(moved, workers=2, image_size=16, augment=False).fingerprint == found[0]
+    for number, path in enumerate((moved / "train" / "ant" / "ant03.JPEG", moved / "val" / "bee" / "bee00.JPEG")):
+        path.rename(path.with_name(f"{number}.jpg"))
+        found.append(Folder(moved, workers=0).fingerprint)
+        path.with_name(f"{number}.jpg").unlink()
+        found.append(Folder(moved, workers=0).fingerprint)
+    assert len(set(found)) == 6
+    assert first.fingerprint == found[0]  # of what was found then
+
+
+def test_fingerprint_of_a_folder_that_is_the_current_one(folder, monkeypatch):
+    wanted = Folder(folder, workers=0).fingerprint
+    monkeypatch.chdir(folder)
+    assert Folder(Path(), workers=0).fingerprint == wanted
 
 
 # -------------------------------------------------------------------------------------------------------- images

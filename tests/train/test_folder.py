@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +16,7 @@ import torch
 from PIL import Image
 
 from rewa.train.folder import Folder, _random_box
-from tiny_data import same
+from tiny_data import same, write_images
 
 # Python 3.12 and later warn when a process with threads forks, as torch's loader does.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -116,8 +121,117 @@ def test_a_broken_image_is_named(tmp_path, folder, workers, damage):
     whole = (folder / "val" / "ant" / "ant03.JPEG").read_bytes()
     (tmp_path / "val" / "ant" / "bad.JPEG").write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"not an image")
     made = Folder(tmp_path, workers=workers)
-    with pytest.raises(ValueError, match=r"cannot read the image .*ant.bad\.JPEG"):
+    with pytest.raises(ValueError, match=r"^cannot read the image .*ant.bad\.JPEG: .*; replace or remove it$") as error:
         next(made.evaluation("test", batch_size=1))
+    assert "Traceback" not in str(error.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_too_large_to_decode_is_named(tmp_path, monkeypatch, workers):
+    made = one_image(tmp_path, Image.new("RGB", (32, 32)))
+    made.workers = workers
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # an error from twice as many
+    with pytest.raises(ValueError, match=r"^cannot read the image .*0\.png: Image size \(1024 pixels\) exceeds.*remove it$"):
+        next(made.evaluation("test", batch_size=1))
+
+
+def test_images_before_the_broken_one_are_seen(tmp_path):
+    write_images(tmp_path, classes=("ant",))
+    made = Folder(tmp_path, workers=2, evaluation_size=8)
+    bad = Path(os.fsdecode(made.splits["test"]["path"][2]))
+    bad.write_bytes(b"")
+    batches = made.evaluation("test", batch_size=1)
+    assert [len(next(batches)[0]) for _ in range(2)] == [1, 1]
+    with pytest.raises(ValueError, match=re.escape(f"cannot read the image {bad}")):
+        next(batches)
+
+
+# -------------------------------------------------------------------------------------------------------- signals
+
+SCRIPT = """
+import multiprocessing, signal, sys, time
+from pathlib import Path
+from rewa.train.folder import Folder
+
+asked = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, frame: asked.append(number))
+made = Folder(Path(sys.argv[1]), image_size=16, workers=2)
+batches = made.batches(0, seed=0, batch_size=1)
+next(batches)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+"""
+READ_ON = """
+while not asked:
+    time.sleep(0.01)
+time.sleep(0.2)
+print(1 + len(list(batches)), asked[0], flush=True)
+"""
+
+
+@pytest.fixture
+def start(folder):
+    """Starts a process in a group of its own that has read a batch; returns it and the numbers of its two workers."""
+    processes = []
+
+    def start(script):
+        command = [sys.executable, "-c", SCRIPT + script, str(folder)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen(command, start_new_session=True, **pipes))
+        workers = [int(pid) for pid in processes[-1].stdout.readline().split()]
+        assert len(workers) == 2
+        return processes[-1], workers
+
+    yield start
+    for process in processes:
+        if process.poll() is None:  # a test that failed
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ended(workers, seconds):
+    end = time.monotonic() + seconds
+    while any(map(alive, workers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(alive, workers))
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_leaves_the_workers_at_work(start, number):
+    process, workers = start(READ_ON)
+    os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out.split()) == (0, ["27", str(int(number))]), err
+    assert ended(workers, 5)
+
+
+@linux
+@pytest.mark.parametrize("end", ["", "raise ArithmeticError"])
+def test_workers_end_with_a_process_that_has_not_read_all(start, end):
+    process, workers = start(end)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == (1 if end else 0), err
+    assert ("ArithmeticError" in err) == bool(end)
+    assert ended(workers, 5)
+
+
+@linux
+def test_workers_end_when_the_process_is_killed(start):
+    process, workers = start("time.sleep(100)")
+    process.kill()
+    process.communicate(timeout=30)
+    assert ended(workers, 20)  # torch's look for their parent every 5 seconds
 
 
 def test_folders_without_images(tmp_path):

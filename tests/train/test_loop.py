@@ -94,6 +94,7 @@ def test_a_record_says_all(tmp_path):
     assert record["recipe"]["epochs"] == 3
     assert record["versions"]["torch"] == torch.__version__
     assert record["numeric"]["precision"] == "float32"
+    assert record["data"].pop("fingerprint") == load("digits").fingerprint
     assert record["data"] == {"name": "digits", "train": 1077, "validation": 360, "test": 360}
     assert [row["epoch"] for row in record["epochs"]] == [1, 2, 3]
     trained = load_file(tmp_path / "mine" / "trained.safetensors")
@@ -213,6 +214,78 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["status"] == "failed"
     assert "the loss is" in record["reason"]
+
+
+def test_a_record_that_is_something_else_is_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "record.json").write_text("[]")
+    with pytest.raises(TrainingError, match="is not a record"):
+        train(Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run"), tmp_path)
+
+
+def test_a_run_may_go_on_with_other_threads(tmp_path):
+    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
+    with pytest.raises(Stopped):
+        train(one, tmp_path, watch=StopAt(20))
+    with pytest.warns(RuntimeWarning, match="goes on with"):
+        assert train(replace(one, recipe=replace(PLAIN, threads=2)), tmp_path)["status"] == "finished"
+
+
+def test_other_data_is_refused(tmp_path):
+    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
+    with pytest.raises(Stopped):
+        train(one, tmp_path, watch=StopAt(20))
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    record["data"]["fingerprint"] = "of other images"
+    (tmp_path / "run" / "record.json").write_text(json.dumps(record))
+    with pytest.raises(TrainingError, match=r"the data is not what the run in .* began with"):
+        train(one, tmp_path)
+
+
+def test_who_went_on_is_recorded(tmp_path):
+    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
+    with pytest.raises(Stopped):
+        train(one, tmp_path, watch=StopAt(20))
+    file = tmp_path / "run" / "record.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "older"}))
+    with pytest.warns(RuntimeWarning, match="this run began with older"):
+        record = train(one, tmp_path)
+    assert record["commit"] == "older"
+    assert [set(other) for other in record["continued_by"]] == [{"commit", "versions"}]
+
+
+def test_a_signal_while_measuring_stops_at_once(tmp_path):
+    class Then(Watch):
+        def doing(self, what):
+            seen.append(what)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    one, seen = Job(recipe=SHORT, method=make("rewa", strength=0.02), name="run"), []
+    train(one, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(one, tmp_path / "broken", watch=Then())
+    assert len(seen) == 1
+    train(one, tmp_path / "broken")
+    assert result(tmp_path / "whole" / "run") == result(tmp_path / "broken" / "run")
+
+
+def test_a_run_that_came_to_a_layer_of_zeros_resumes(tmp_path):
+    """ReWA refuses to begin with such a layer; to go on with one is another matter."""
+    one = Job(recipe=replace(PLAIN, momentum=0.0), method=make("rewa", strength=9.0), name="run")
+    train(one, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(one, tmp_path / "broken", watch=StopAt(40))
+    saved = checkpoint.load_latest(tmp_path / "broken" / "run" / "checkpoints")
+    assert any(not tensor.any() for name, tensor in saved.model.items() if name.endswith("weight")), "the test is about that"
+    train(one, tmp_path / "broken")
+    assert result(tmp_path / "whole" / "run") == result(tmp_path / "broken" / "run")
+
+
+def test_what_a_killed_process_left_half_written_is_cleared(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".record.json.4711").write_text("half of")
+    train(Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run"), tmp_path)
+    assert not (tmp_path / "run" / ".record.json.4711").exists()
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):

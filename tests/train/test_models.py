@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 import rewa
-from rewa.experiments import digits
 from rewa.sparsity import prunable
 from rewa.surgery import removed
 from rewa.train.models import MODELS, BlurConv2d, build, cnn, gpt, lenet, mlp, resnet18, resnet20, resnet50
@@ -177,11 +176,20 @@ def test_blurpool_goes_where_ffcv_puts_it_and_keeps_the_names():
     assert weights(a) == weights(b)
 
 
-def test_cnn_is_the_network_of_the_demo():
-    demo, model = digits.network().eval(), cnn().eval()
-    model.load_state_dict(demo.state_dict())
-    x = torch.randn(3, 1, 8, 8)
-    torch.testing.assert_close(model(x), demo(x))
+def test_cnn_computes_what_its_docstring_says():
+    model = cnn().eval()
+    with torch.no_grad():
+        state = model.state_dict()
+        x = images = torch.randn(3, 1, 8, 8)
+        for conv, norm, stride in ((0, 1, 1), (3, 4, 2), (6, 7, 2)):
+            for name in ("weight", "bias", "running_mean", "running_var"):
+                state[f"{norm}.{name}"].copy_(torch.rand(state[f"{norm}.{name}"].shape) + 0.5)
+            x = F.conv2d(x, state[f"{conv}.weight"], stride=stride, padding=1)
+            weight, bias, mean, var = (
+                state[f"{norm}.{k}"].view(-1, 1, 1) for k in ("weight", "bias", "running_mean", "running_var")
+            )
+            x = ((x - mean) / torch.sqrt(var + 1e-5) * weight + bias).clamp(min=0)
+        torch.testing.assert_close(model(images), x.flatten(1) @ state["10.weight"].T + state["10.bias"])
 
 
 @pytest.mark.parametrize("side", [16, 27, 28, 32])
@@ -297,6 +305,18 @@ def test_build_takes_sizes_from_the_data(name, inputs, options):
     x = torch.randint(4, (2, *inputs)) if len(inputs) == 1 else torch.randn(2, *inputs)
     assert model(x).shape == ((2, 6, 4) if name == "gpt" else (2, 4))
     copy.deepcopy(model).load_state_dict(model.state_dict())
+
+
+def test_every_weight_is_used_in_its_modules_forward():
+    # FSDP puts the weights of a module together when its forward is called, and nowhere else.
+    for name, inputs in (("gpt", (6,)), ("resnet20", (3, 8, 8)), ("lenet", (1, 28, 28)), ("mlp", (1, 4, 4))):
+        model = build(name, classes=4, inputs=inputs, **({"layers": 1, "heads": 2, "width": 8} if name == "gpt" else {})).eval()
+        called = set()
+        for module in model.modules():
+            module.register_forward_pre_hook(lambda module, _: called.add(module))
+        model(torch.randint(4, (2, *inputs)) if name == "gpt" else torch.randn(2, *inputs))
+        holders = {part: module for part, module in model.named_modules() if [*module.parameters(recurse=False)]}
+        assert [part for part, module in holders.items() if module not in called] == [], name
 
 
 def test_every_model_is_built_here():

@@ -90,6 +90,21 @@ def test_parts_of_a_batch_and_processes_are_the_same_to_the_bit(tmp_path):
     assert [row["train_loss"] for row in one["epochs"]] == [row["train_loss"] for row in two["epochs"]]
 
 
+def test_a_sharded_gpt_trains_as_one_process(tmp_path):
+    text = "".join(chr(97 + (i * i + i // 7) % 26) for i in range(6000))
+    (tmp_path / "input.txt").write_text(text)
+    small = ["context=16", "layers=2", "heads=2", "width=16", "epochs=1", "batch_size=16", "compressions=1", "recalibrate=32"]
+    small.append("precision=float32")
+    records = []
+    for processes, parallel in ((1, "ddp"), (2, "fsdp")):
+        changes = [word for change in (*small, f"parallel={parallel}") for word in ("--set", change)]
+        start = [*(TWO if processes == 2 else [sys.executable]), "-m", "rewa", "train", "shakespeare-gpt", "--method", "l1"]
+        rest = ["--strength", "0.01", "--data", str(tmp_path), "--out", str(tmp_path), "--name", parallel, "--quiet", *changes]
+        subprocess.run([*start, *rest], check=True, timeout=300, capture_output=True)
+        records.append(json.loads((tmp_path / parallel / "record.json").read_text()))
+    assert losses(records[1]) == pytest.approx(losses(records[0]), rel=1e-5)
+
+
 def test_a_method_that_needs_whole_weights_says_so(tmp_path):
     arguments = ("parallel=fsdp", "finetune_epochs=1")
     assert "masked fine-tune needs whole weights" in launch(tmp_path, "run", *arguments, expect=1)["stderr"]

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
-from rewa.baselines import METHODS, make, names
+from rewa.baselines import make, names
 from rewa.baselines.dense import Dense
+from rewa.baselines.ham import HAM
 from rewa.baselines.rewa import ReWA
+from rewa.baselines.rigl import RigL
 from rewa.baselines.spred import Spred
 from rewa.presets import CIFAR10, IMAGENET
-from rewa.train.recipes import RECIPES, override, recipe
+from rewa.train.recipes import RECIPES, override, recipe, setting_names
 
 DIGITS = RECIPES["digits"]
 
@@ -54,6 +57,27 @@ def test_settings_are_typed(change, key, value):
         ("accumulate=3", "cannot be run in accumulate=3 equal parts"),
         ("finetune_epochs=20", "Invalid finetune_epochs: 20"),
         ("warmup=1", "Invalid warmup"),
+        ("compressions=1,inf", "compressions=1,inf: this setting is finite numbers"),
+        ("compressions=,", "Invalid compressions"),
+        ("compressions=0.5,2", "Invalid compressions: .* numbers >= 1"),
+        ("hidden=20,0", "Invalid hidden"),
+        ("recalibrate=0", "Invalid recalibrate: 0"),
+        ("threads=0", "Invalid threads: 0"),
+        ("workers=-1", "Invalid workers: -1 .*>= 0"),
+        ("clip_norm=0", "Invalid clip_norm"),
+        ("width=0", "Invalid width"),
+        ("layers=-2", "Invalid layers"),
+        ("heads=0", "Invalid heads"),
+        ("validation=0", "Invalid validation"),
+        ("max_drop=-1", "Invalid max_drop"),
+        ("weight_decay=-1e-4", "Invalid weight_decay"),
+        ("finetune_lr=-0.1", "Invalid finetune_lr"),
+        ("label_smoothing=1", "Invalid label_smoothing: 1.0 .*from 0 to below 1"),
+        ("momentum=1", "Invalid momentum"),
+        ("betas=0.9,1", "Invalid betas"),
+        ("dropout=1", "Invalid dropout"),
+        ("image_size=0", "Invalid image_size"),
+        ("resize_from=0.95", "Invalid resize_from and resize_to"),
     ],
 )
 def test_what_is_not_a_setting_is_refused_with_a_remedy(change, message):
@@ -61,16 +85,49 @@ def test_what_is_not_a_setting_is_refused_with_a_remedy(change, message):
         override(DIGITS, ReWA(), [change])
 
 
+def test_numbers_are_checked_without_the_command_line_too():
+    for settings in ({"lr": math.inf}, {"lr": math.nan}, {"compressions": (1.0, math.nan)}, {"max_drop": math.inf}):
+        (key,) = settings
+        with pytest.raises(ValueError, match=f"Invalid {key}"):
+            dataclasses.replace(DIGITS, **settings)
+    least = {"recalibrate": 1, "workers": 0, "max_drop": 0.0, "momentum": 0.0, "weight_decay": 0.0, "compressions": (1,)}
+    assert dataclasses.replace(DIGITS, **least).workers == 0
+
+
+@pytest.mark.parametrize(("first", "last"), [(160, 200), (150, 192), (0, 32), (None, 192)])
+def test_images_that_grow_are_multiples_of_32(first, last):
+    with pytest.raises(ValueError, match=r"multiples of 32|Invalid image_size: 0"):
+        dataclasses.replace(RECIPES["imagenet-resnet50"], image_size=first, last_image_size=last)
+    assert dataclasses.replace(RECIPES["imagenet-resnet50"], image_size=100, last_image_size=None).image_size_at(5) == 100
+
+
 def test_methods_settings_are_set_too():
     changed, method = override(DIGITS, ReWA(strength=0.1), ["K=3", "eps=1e-3", "epochs=2"])
     assert (method.K, method.eps, method.strength, changed.epochs) == (3.0, 1e-3, 0.1, 2)
 
 
-@pytest.mark.parametrize("name", METHODS)
+def test_settings_of_the_method_below_are_set_too():
+    _, method = override(DIGITS, make("rewa+rigl"), ["K=3", "alpha=0.2", "on_strength=0.01"])
+    assert (method.on.K, method.alpha, method.on.strength) == (3.0, 0.2, 0.01)
+    assert method.settings["on"] == {"name": "rewa", "strength": 0.01, "K": 3.0, "M": 2, "eps": 0.0}
+    _, method = override(DIGITS, make("rewa+ham", strength=0.5), ["M=1", "beta=0.1"])
+    assert (method.on.M, method.beta, method.on.strength) == (1.0, 0.1, 0.5)
+    _, method = override(DIGITS, HAM(on=RigL()), ["alpha=0.25"])
+    assert (method.alpha, method.on.alpha) == (0.25, RigL.alpha), "of two with one name it is the upper one's"
+    with pytest.raises(ValueError, match="no setting 'K'"):
+        override(DIGITS, make("rigl"), ["K=3"])
+    with pytest.raises(ValueError, match="no setting 'on'"):
+        override(DIGITS, make("rewa+rigl"), ["on=dense"])
+
+
+@pytest.mark.parametrize("name", names())
 def test_no_setting_means_two_things(name):
     """One --set serves recipe and method, so no method may have a setting with a recipe's name."""
-    own = {field.name for field in dataclasses.fields(METHODS[name]) if field.init}
+    known = setting_names(DIGITS, make(name))
+    assert len(known) == len(set(known))
+    own = {field.name for field in dataclasses.fields(make(name)) if field.init}
     assert not own & {field.name for field in dataclasses.fields(DIGITS)}
+    assert own - {"on"} <= set(known)
 
 
 def test_plan_has_every_step_and_its_warm_up():

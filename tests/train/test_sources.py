@@ -83,7 +83,7 @@ def test_download_with_another_checksum_keeps_nothing(tmp_path, server):
     (folder / "input.txt").write_text("To be, or not to be")
     with pytest.raises(ValueError, match=r"input\.txt has the sha256 checksum .* not 86c4e6aa.*nothing was kept"):
         download("shakespeare", tmp_path / "data", url=url)
-    assert not list((tmp_path / "data").iterdir())
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_failed_download_leaves_the_old_file(tmp_path, server):
@@ -101,7 +101,27 @@ def test_a_failed_download_leaves_the_old_file(tmp_path, server):
 def test_download_that_is_not_there(tmp_path, server):
     with pytest.raises(OSError, match=r"could not download .*input\.txt: HTTP Error 404"):
         download("shakespeare", tmp_path / "data", url=server[1])
-    assert not list((tmp_path / "data").iterdir())
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_failed_download_removes_only_what_it_made(tmp_path, server):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "empty" / "tinyshakespeare").mkdir(parents=True)
+    for root in ("own/deep/data", "empty"):
+        with pytest.raises(OSError, match="could not download"):
+            download("shakespeare", tmp_path / root, url=server[1])
+    assert not list((tmp_path / "own").iterdir())
+    assert (tmp_path / "empty" / "tinyshakespeare").is_dir()
+
+
+def test_a_download_that_fails_later_keeps_what_is_whole(tmp_path, server, monkeypatch):
+    folder, url = server
+    (folder / "first").write_text("first")
+    digests = {"first": md5(b"first"), "second": md5(b"second")}
+    monkeypatch.setitem(SOURCES, "shakespeare", Source(url, digests, "two"))
+    with pytest.raises(OSError, match=r"could not download .*second"):
+        download("shakespeare", tmp_path / "data")
+    assert [path.name for path in (tmp_path / "data").rglob("*")] == ["two", "first"]
 
 
 def archive(members):
@@ -145,7 +165,7 @@ def test_archives_with_other_members_are_refused(tmp_path, server, monkeypatch, 
     serve_cifar10(server, monkeypatch, [(SOURCES["cifar10"].members[0], part) for part in content])
     with pytest.raises(ValueError, match=message):
         download("cifar10", tmp_path / "data")
-    assert not list((tmp_path / "data").iterdir())
+    assert not (tmp_path / "data").exists()
 
 
 def test_download_of_unknown_data(tmp_path):

@@ -161,6 +161,23 @@ def test_a_setting_goes_to_the_methods_that_have_it():
     assert "K" not in jobs[0].method.settings
 
 
+def test_a_setting_goes_to_the_method_below_too():
+    jobs = sweep("dense", "rewa", "rewa+gmp", strengths=(0.1,), seeds=1, changes=("K=3", "on_strength=0.5")).jobs()
+    assert jobs[1].method.settings["K"] == jobs[2].method.settings["on"]["K"] == 3
+    assert jobs[2].method.settings["on"]["strength"] == 0.5
+
+
+def test_the_strength_of_the_method_below_is_on_record():
+    jobs = sweep("rewa+gmp", seeds=1).jobs()
+    assert {job.method.settings["on"]["strength"] for job in jobs} == {make("rewa").grid(DIGITS.plan(16))[1]}
+
+
+def test_what_is_said_twice_is_run_once():
+    jobs = sweep("l1", "rewa", "l1", strengths=(0.1, 0.25, 0.1, 0.100001), seeds=2).jobs()
+    expected = [f"digits-{name}-{x}-s{seed}" for seed in (0, 1) for name in ("l1", "rewa") for x in (0.1, 0.25)]
+    assert [job.folder_name for job in jobs] == expected
+
+
 def test_the_order_of_settings_does_not_matter():
     (job,) = sweep("l1", strengths=(0.1,), seeds=1, changes=("finetune_epochs=25", "epochs=30")).jobs()
     assert (job.recipe.finetune_epochs, job.recipe.epochs) == (25, 30)
@@ -181,6 +198,8 @@ def test_grids_follow_the_length_of_the_runs():
         ({"changes": ("K=three",)}, "K=three: this setting is a number"),
         ({"changes": ("epochs",)}, "'epochs' is not key=value"),
         ({"changes": ("name=mine",)}, "no setting 'name'"),
+        ({"changes": ("strength=7",)}, "strength=7: a sweep has several strengths, which --strengths sets"),
+        ({"strengths": (0.1, -1.0)}, "Invalid strength: -1"),
         ({"seeds": 0}, "Invalid seeds: 0"),
         ({"seeds": -1}, "Invalid seeds: -1"),
         ({"methods": ()}, "at least one method"),
@@ -193,9 +212,12 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(settings, message):
 
 
 def test_as_many_workers_as_cores_where_a_run_uses_one_thread():
-    assert workers_for(DIGITS) == (1 if torch.cuda.is_available() else os.cpu_count())
-    assert workers_for(replace(DIGITS, threads=None)) == 1
-    assert workers_for(replace(DIGITS, threads=10**6)) == 1
+    def workers(*changes):
+        return workers_for(sweep("l1", seeds=1, changes=changes).jobs())
+
+    assert workers() == (1 if torch.cuda.is_available() else os.cpu_count())
+    assert workers("threads=none") == 1
+    assert workers("threads=1000000") == 1
 
 
 # ------------------------------------------------------------------------------------------- local processes
@@ -262,6 +284,17 @@ def test_progress_is_what_the_records_say(troubled):
     progress = Progress(out, jobs)
     assert progress.epochs() == (40 + 40 + 2, 40 + 40 + 3 * 2)
     assert progress.finished == {*RUNS, "digits-parent-0-s0"}
+
+
+def test_a_folder_with_another_run_does_not_count(troubled):
+    out, jobs, _, _ = troubled
+    same, other = jobs[0], replace(jobs[0], recipe=replace(LONG, lr=0.2))
+    for one in (same, replace(same, recipe=replace(LONG, threads=2))):  # the same run on another machine
+        assert Progress(out, [one]).epochs() == (40, 40)
+    for one in (other, replace(same, seed=7, name=same.folder_name)):
+        progress = Progress(out, [one])
+        assert progress.epochs() == (0, 40)
+        assert progress.finished == set()
 
 
 def test_records_name_the_command_of_the_sweep(troubled):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rewa.baselines.method import Plan
-from rewa.baselines.parametrized import Parametrized
+from rewa.baselines.parametrized import Parametrized, decays
 from rewa.forms import Factors
 
 __all__ = ["DWF"]
@@ -25,15 +25,16 @@ class DWF(Parametrized):
     .. math:: \omega_k \leftarrow \omega_k - \eta\,\Bigl(g \prod_{j \ne k} \omega_j + \lambda\,\omega_k\Bigr).
 
     At a minimizer the factors have equal moduli, where :math:`\frac{\lambda}{2}\sum_k \omega_k^2 = \frac{\lambda K}{2}
-    |x|^{2/K}`: an :math:`\ell_{2/K}` penalty. ``K=2`` is :class:`~rewa.baselines.spred.Spred`.
+    |x|^{2/K}`: an :math:`\ell_{2/K}` penalty. ``K=2`` has the penalty of :class:`~rewa.baselines.spred.Spred`.
 
     Args:
         strength: Weight decay :math:`\lambda` of the factors.
         K: Number of factors.
-        init: ``"equal"`` starts with K factors of modulus :math:`|x|^{1/K}`, which give the model's own initial weights.
-            ``"dwf"`` is the paper's: with :math:`\sigma_w` the standard deviation of a layer's weights every factor is drawn
+        init: ``"dwf"`` is the paper's: with :math:`\sigma_w` the standard deviation of a layer's weights every factor is drawn
             from :math:`N(0, \sigma_w^{2/K})`, so that the product would have the variance :math:`\sigma_w^2`, restricted to
-            :math:`\varepsilon^{1/K} < |\omega| < \min(1, (2\sigma_w)^{1/K})`.
+            :math:`\varepsilon^{1/K} < |\omega| < \min(1, (2\sigma_w)^{1/K})`. ``"equal"`` starts with K factors of modulus
+            :math:`|x|^{1/K}`, which give the model's own initial weights; but equal moduli stay equal, so that no weight can
+            change its sign.
         smallest: The :math:`\varepsilon` of ``init="dwf"``: no initial product has a smaller modulus.
 
     Note:
@@ -51,8 +52,10 @@ class DWF(Parametrized):
     strength_is: ClassVar[str] = "weight decay of the factors"
 
     K: int = 3
-    init: str = "equal"
+    init: str = "dwf"
     smallest: float = 3e-3
+
+    budgets: ClassVar[dict[str, tuple[float, ...]]] = {"sgd": (3.0, 5.0, 8.0, 12.0), "adamw": (0.4, 0.8, 1.4, 2.2)}
 
     def __post_init__(self) -> None:
         if self.init not in ("equal", "dwf"):
@@ -61,8 +64,8 @@ class DWF(Parametrized):
             raise ValueError(f"Invalid smallest: {self.smallest} (allowed: a finite number >= 0)")
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
-        """A weight x that gets no gradient ends at exp(-b) of its start, for b from 3 to 16."""
-        return tuple(budget / (self.K * plan.rate_sum * plan.coupled) for budget in (3.0, 6.0, 10.0, 16.0))
+        """A weight x that gets no gradient ends at exp(-b) of its start, for the budgets b."""
+        return decays(plan, self.budgets, factors=self.K)
 
     def form(self, weight: Tensor) -> nn.Module:
         """The factors."""

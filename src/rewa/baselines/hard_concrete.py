@@ -68,8 +68,10 @@ class HardConcrete(Parametrized):
         adam_gate_time: See above: about the farthest that a gate can move.
 
     Note:
-        A penalty of strength c closes a gate that the loss does not hold after the time :math:`T/c`, in the sense of
-        ``gate_time``, where :math:`T = \int d\log\alpha / \sigma'`; see :meth:`grid`.
+        On SGD a penalty of strength c closes a gate that the loss does not hold after the time :math:`T/c`, in the sense of
+        ``gate_time``, where :math:`T = \int d\log\alpha / \sigma'`; see :meth:`grid`. On AdamW it closes after about the
+        same time whatever the strength, which only decides which gradients are too small to hold one open. Beside the
+        gates, w is decayed as the recipe says.
 
     References:
         Louizos, Welling and Kingma, "Learning sparse neural networks through L0 regularization", ICLR 2018.
@@ -106,7 +108,12 @@ class HardConcrete(Parametrized):
         return antiderivative(self.log_alpha_init - SHIFT) - antiderivative(math.log(-GAMMA / ZETA) - SHIFT)
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
-        """Costs that alone would close a gate in 2/3, 1/3, 1/6 and 1/12 of the run, whatever its length."""
+        """On SGD, costs that alone would close a gate in 2/3, 1/3, 1/6 and 1/12 of the run; on AdamW, sizes of gradients.
+
+        Neither depends on the length of the run.
+        """
+        if plan.optimizer == "adamw":
+            return (5e-6, 3e-5, 2e-4, 1e-3)
         return tuple(times * self.closing_time() / self.gate_time for times in (1.5, 3.0, 6.0, 12.0))
 
     def form(self, weight: Tensor) -> nn.Module:

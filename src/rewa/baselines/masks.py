@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from rewa.baselines.dense import Dense
 from rewa.baselines.method import Method, Plan
+from rewa.baselines.on import On
 from rewa.baselines.parametrized import Parametrized
 
 __all__ = ["Masked", "global_masks", "largest"]
@@ -22,7 +23,7 @@ REGROWN_SIZE = 0.1
 
 
 @dataclass(kw_only=True)
-class Masked(Method):
+class Masked(On):
     r"""A method that holds weights at zero, on top of one that trains the others.
 
     With a mask :math:`m \in \{0, 1\}` for every weight, the other method steps with the gradient :math:`m\,g`, and
@@ -46,13 +47,14 @@ class Masked(Method):
 
     Args:
         strength: Share of the prunable weights that is zero in the end.
-        on: What trains the others. Without a strength of its own it takes the second of its grid; dense training takes the
+        on: What trains the others.
+        on_strength: Strength of ``on``. By default its own, and if it has none the second of its grid; dense training takes the
             recipe's weight decay.
     """
 
     strength_is: ClassVar[str] = "share of zeros"
 
-    on: Method = field(default_factory=Dense)
+    on_strength: float | None = None
     masks: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)  # True where a weight may be nonzero
     sizes: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # root mean squares at the start
     base_optimizer: Optimizer = field(init=False, repr=False)
@@ -60,35 +62,51 @@ class Masked(Method):
     def __post_init__(self) -> None:
         if isinstance(self.on, (Masked, Parametrized)):
             raise ValueError(f"{self.name} cannot stand on {self.on.name}, which does not train the weights themselves")
-        self.on = replace(self.on)  # its state is this method's alone
+        super().__post_init__()
+        if self.on_strength is not None:
+            self.on = replace(self.on, strength=self.on_strength)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings by name, those of the other method among them; its strength is None until one is chosen."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name not in ("strength", "on")}
+        own = {key: value for key, value in super().settings.items() if key != "on_strength"}
         strength = None if math.isnan(self.on.strength) else self.on.strength
-        return {"on": {"name": self.on.name, "strength": strength, **self.on.settings}, **own}
+        return {**own, "on": {"name": self.on.name, "strength": strength, **self.on.settings}}
+
+    @property
+    def settled(self) -> bool:
+        """Whether the strength of the other method is chosen too; dense training needs none."""
+        return super().settled and not self._on_is_open
+
+    @property
+    def _on_is_open(self) -> bool:
+        return math.isnan(self.on.strength) and not isinstance(self.on, Dense)
+
+    def settle(self, plan: Plan) -> Method:
+        """This method with every strength chosen, that of the other method too.
+
+        Args:
+            plan: The run, as :meth:`planned` returned it.
+        """
+        if self._on_is_open:
+            return replace(self, on_strength=self.on.grid(plan)[1]).settle(plan)
+        return super().settle(plan)
+
+    def check(self) -> None:
+        """Refuse what is not a share of zeros."""
+        if not 0 <= self.strength < 1:
+            raise ValueError(f"Invalid strength: {self.strength} (allowed: a share of zeros, at least 0 and below 1)")
+        super().check()
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """One to ten weights of a hundred are left."""
         return (0.9, 0.95, 0.98, 0.99)
 
-    def planned(self, plan: Plan) -> Plan:
-        """The run as the other method needs it."""
-        return self.on.planned(plan)
-
-    def prepare(self, model: nn.Module) -> None:
-        """As the other method does."""
-        self.on.prepare(model)
-
     def start(self, model: nn.Module, plan: Plan) -> Optimizer:
         """Start the other method, with the masks of the first step; no weight changes before that step."""
-        if not 0 <= self.strength < 1:
-            raise ValueError(f"Invalid strength: {self.strength} (allowed: a share of zeros, at least 0 and below 1)")
-        if math.isnan(self.on.strength) and not isinstance(self.on, Dense):
+        if self._on_is_open:
             self.on.strength = self.on.grid(plan)[1]
-        self.base_optimizer = self.on.start(model, plan)
-        self.weights, self.plan = self.on.weights, plan
+        self.base_optimizer = super().start(model, plan)
         self.masks = self.first_masks()
         self.sizes = {name: float(weight.detach().square().mean().sqrt()) for name, weight in self.weights.items()}
         return self.base_optimizer
@@ -118,11 +136,7 @@ class Masked(Method):
         masks = self.masks_before_forward(step)
         if masks is not None or step == 0:
             self._put(self.masks if masks is None else masks)
-        self.on.before_forward(step)
-
-    def penalty(self) -> Tensor | None:
-        """As the other method does."""
-        return self.on.penalty()
+        super().before_forward(step)
 
     def before_step(self, step: int) -> None:
         """Change masks where it is time to, then hide the gradients of masked weights from the other method."""
@@ -132,24 +146,16 @@ class Masked(Method):
         for name, weight in self.weights.items():
             if weight.grad is not None:
                 weight.grad.masked_fill_(~(self.masks[name] & before[name]), 0)
-        self.on.before_step(step)
+        super().before_step(step)
 
     def after_step(self, step: int, lr: float) -> None:
         """Whatever the other method did, masked weights are zero."""
-        self.on.after_step(step, lr)
+        super().after_step(step, lr)
         self._zero_masked()
-
-    def current(self) -> dict[str, Tensor]:
-        """As the other method does."""
-        return self.on.current()
-
-    def finish(self, model: nn.Module) -> None:
-        """As the other method does."""
-        self.on.finish(model)
 
     def state_dict(self) -> dict[str, Any]:
         """The masks, the sizes that the layers started with, and the state of the other method."""
-        return {"masks": dict(self.masks), "sizes": dict(self.sizes), "on": self.on.state_dict()}
+        return {"masks": dict(self.masks), "sizes": dict(self.sizes), "on": super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back masks, sizes and state."""
@@ -160,7 +166,7 @@ class Masked(Method):
             )
         self.masks = {name: mask.to(self.masks[name].device) for name, mask in state["masks"].items()}
         self.sizes = dict(state["sizes"])
-        self.on.load_state_dict(state["on"])
+        super().load_state_dict(state["on"])
 
     def _put(self, masks: dict[str, Tensor]) -> None:
         """Make these the masks: dropped weights become zero, others come back."""
@@ -222,11 +228,11 @@ def global_masks(weights: Mapping[str, Tensor], zeros: float) -> dict[str, Tenso
 
     Args:
         weights: The weights by name.
-        zeros: Share of all weights that is not kept.
+        zeros: Share of all weights that is not kept; less where one weight for each layer is more than the rest.
     """
     layers = [weight.detach().abs().flatten() for weight in weights.values()]
     # A layer without any weight passes nothing on and gets no gradient, so that it could never come back.
     sizes = torch.cat([torch.where(largest(layer, 1), math.inf, layer) for layer in layers])
-    chosen = largest(sizes, round((1 - zeros) * sizes.numel()))
+    chosen = largest(sizes, max(len(layers), round((1 - zeros) * sizes.numel())))
     parts = torch.split(chosen, [weight.numel() for weight in weights.values()])
     return {name: part.view(weight.shape) for (name, weight), part in zip(weights.items(), parts, strict=True)}

@@ -39,6 +39,8 @@ class MCP(Proximal):
         strength: Slope :math:`\lambda` at zero.
         knee: Size k of a weight from which nothing is shrunk. Far below the weights that survive, which reach 1 in small
             networks, it protects weights before the better ones have won.
+            Weights far below it are shrunk nearly as by :class:`~rewa.baselines.l1.L1`: the slope is less by the share
+            :math:`|x|/k`.
 
     References:
         Zhang, "Nearly unbiased variable selection under minimax concave penalty", Annals of Statistics 2010.

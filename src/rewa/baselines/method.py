@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -108,14 +108,36 @@ class Method:
 
     @property
     def label(self) -> str:
-        """The name, after that of the method it stands on: ``rewa+rigl``."""
-        on = getattr(self, "on", None)
-        return self.name if on is None or on.name == "dense" else f"{on.name}+{self.name}"
+        """The name; with that of the method it stands on, if it stands on one."""
+        return self.name
+
+    @property
+    def what(self) -> str:
+        """What it does, in a line; with what the method below does, if it stands on one."""
+        return self.line
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings by name, the strength aside."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "strength"}
+
+    @property
+    def settled(self) -> bool:
+        """Whether every strength is chosen."""
+        return not math.isnan(self.strength)
+
+    def settle(self, plan: Plan) -> Method:
+        """This method with every strength chosen: the second of the grid, to four digits, where there is none.
+
+        Args:
+            plan: The run, as :meth:`planned` returned it.
+        """
+        return replace(self, strength=float(f"{self.grid(plan)[1]:.4g}")) if math.isnan(self.strength) else self
+
+    def check(self) -> None:
+        """Refuse a strength that no run can have."""
+        if not (math.isfinite(self.strength) and self.strength >= 0):
+            raise ValueError(f"Invalid strength: {self.strength} (allowed: a finite number >= 0, such as one of grid(plan))")
 
     def prepare(self, model: nn.Module) -> None:
         """Change the plain model before it moves or is wrapped: parametrize, for instance.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rewa.baselines.method import Plan
-from rewa.baselines.parametrized import Parametrized
+from rewa.baselines.parametrized import Parametrized, decays
 from rewa.reparam import power, to_x, to_y
 
 __all__ = ["PowerPropagation"]
@@ -70,13 +70,15 @@ class PowerPropagation(Parametrized):
 
     alpha: float = 2.0
 
+    budgets: ClassVar[dict[str, tuple[float, ...]]] = {"sgd": (0.2, 2.0, 8.0, 24.0), "adamw": (0.2, 0.4, 0.9, 1.6)}
+
     def __post_init__(self) -> None:
         if not 1 <= self.alpha < math.inf:
             raise ValueError(f"Invalid alpha: {self.alpha} (allowed: a finite number >= 1, the power of w)")
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
-        """Decays for which w without a gradient ends at exp(-b) of its start, for b from 0.2 to 24."""
-        return tuple(budget / (plan.rate_sum * plan.coupled) for budget in (0.2, 2.0, 8.0, 24.0))
+        """Decays for which w without a gradient ends at exp(-b) of its start, for the budgets b."""
+        return decays(plan, self.budgets)
 
     def form(self, weight: Tensor) -> nn.Module:
         """The signed power."""

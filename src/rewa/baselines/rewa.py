@@ -9,23 +9,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rewa.baselines.method import Method, Plan
-from rewa.baselines.parametrized import Parametrized
+from rewa.baselines.parametrized import Parametrized, decays
 from rewa.forms import Pair
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.groups import param_groups
 from rewa.optim.sgd import ReWASGD
-from rewa.theory import decay_budget
 
 __all__ = ["ReWA", "ReWAAdam", "ReWAPair"]
 
 # What the decay alone does to a weight over the run: it ends at exp(-budget) of its start.
-BUDGETS = (3.0, 6.0, 12.0, 24.0)
+BUDGETS = {"sgd": (3.0, 6.0, 12.0, 24.0), "adamw": (0.8, 1.6, 2.8, 4.0)}
+ADAM_LR = 3e-3  # the learning rate up to which those for AdamW hold
 
 
 def _decays(plan: Plan, K: float) -> tuple[float, ...]:
-    decoupled = plan.optimizer == "adamw"
-    per_unit = decay_budget(plan.learning_rates, K=K, weight_decay=1.0, momentum=plan.momentum, decoupled=decoupled)
-    return tuple(budget / per_unit for budget in BUDGETS)
+    # Adam moves y by about the learning rate a step, so that a faster run holds its weights against more decay.
+    faster = max(1.0, max(plan.learning_rates) / ADAM_LR) if plan.optimizer == "adamw" else 1.0
+    return tuple(faster * decay for decay in decays(plan, BUDGETS, factors=K))
 
 
 @dataclass(kw_only=True)
@@ -57,7 +57,10 @@ class ReWA(Method):
     eps: float = 0.0
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
-        """Decays for which a weight without gradient ends at exp(-3) to exp(-24) of its start."""
+        """Decays for which a weight without gradient ends at exp(-3) to exp(-24) of its start; on AdamW exp(-0.8) to exp(-4).
+
+        AdamW's range is for learning rates up to 3e-3, and grows in proportion to larger ones.
+        """
         return _decays(plan, self.K)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
@@ -81,7 +84,9 @@ class ReWAAdam(ReWA):
         K: Order of the reparameterization.
         M: Adaptivity exponent.
         eps: Stabilizer.
-        adam_lr: Largest learning rate where the recipe's is for SGD; a recipe for AdamW keeps its own.
+        adam_lr: Largest learning rate where the recipe's is for SGD; a recipe for AdamW keeps its own. It is the step of y,
+            whose size is about 0.7 at the start for ``K=9``: at a rate that suits plain weights, y would hardly move in
+            a run of a few hundred steps.
 
     References:
         ReWA, ICML 2026, Algorithm 2.
@@ -90,7 +95,7 @@ class ReWAAdam(ReWA):
     name: ClassVar[str] = "rewa-adamw"
     line: ClassVar[str] = "ReWA on AdamW (Algorithm 2)"
 
-    adam_lr: float = 3e-3
+    adam_lr: float = 2e-2
 
     def planned(self, plan: Plan) -> Plan:
         """The same schedule, on AdamW."""

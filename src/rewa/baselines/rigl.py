@@ -102,18 +102,18 @@ def erdos_renyi_kernel(shapes: Sequence[tuple[int, ...]], density: float) -> lis
 
     The density of a layer of shape :math:`(d_1, \ldots, d_r)` is proportional to :math:`\sum_i d_i / \prod_i d_i`. Layers for
     which this would exceed 1 stay dense and the others share what is left. Remainders go to the layers that lose most
-    by rounding, so that the sum is exact.
+    by rounding, so that the sum is exact. No layer is left without any: the largest give one to those that would be.
 
     Args:
         shapes: Shapes of the layers' weights.
-        density: Share of all weights that is kept.
+        density: Share of all weights that is kept, at least one for each layer.
 
     Example:
         >>> erdos_renyi_kernel([(2, 3), (100, 50), (100, 150)], 0.1)
         [6, 748, 1247]
     """
     sizes = [math.prod(shape) for shape in shapes]
-    total = round(density * sum(sizes))
+    total = max(len(shapes), round(density * sum(sizes)))
     full: set[int] = set()
     while True:
         others = [index for index in range(len(shapes)) if index not in full]
@@ -128,4 +128,9 @@ def erdos_renyi_kernel(shapes: Sequence[tuple[int, ...]], density: float) -> lis
     by_remainder = sorted(range(len(shapes)), key=lambda index: counts[index] - wanted[index])
     for index in by_remainder[: total - sum(counts)]:
         counts[index] += 1
+    # A layer without any weight passes nothing on and gets no gradient, so that none could ever be gained.
+    for index, count in enumerate(counts):
+        if count == 0:
+            counts[counts.index(max(counts))] -= 1
+            counts[index] = 1
     return counts

@@ -41,6 +41,8 @@ class SCAD(Proximal):
         strength: Slope :math:`\lambda` at zero.
         knee: Size k of a weight from which nothing is shrunk. Far below the weights that survive, which reach 1 in small
             networks, it protects weights before the better ones have won.
+            Below ``knee / a`` the penalty is :math:`\ell_1` itself: a network whose weights all stay below 0.27 is trained
+            by the defaults exactly as by :class:`~rewa.baselines.l1.L1`, and needs a smaller knee to differ.
         a: Ratio of the knee to the end of the :math:`\ell_1` part, above 2.
 
     References:

@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from rewa.baselines.method import Plan
-from rewa.baselines.parametrized import Parametrized
-from rewa.forms import Factors
+from rewa.baselines.parametrized import Parametrized, decays
 
 __all__ = ["Spred"]
+
+
+class _Product(nn.Module):
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        return u * v
+
+    def right_inverse(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        size = float(x.square().mean().sqrt().sqrt())
+        # A layer of zeros has no size of its own; any v gives it back, and 1 trains it as if it were plain.
+        v = torch.full_like(x, size or 1.0)
+        return x / v, v
 
 
 @dataclass(kw_only=True)
@@ -24,7 +35,11 @@ class Spred(Parametrized):
 
     with g the gradient of x. Every minimizer has :math:`|u| = |v|`, where
     :math:`\frac{\lambda}{2}(u^2 + v^2) = \lambda |x|`: the loss that is minimized is :math:`f(x) + \lambda \|x\|_1`.
-    The start is :math:`|u| = |v| = \sqrt{|x|}`, which gives the model's own initial weights.
+
+    The start gives the model's own weights: :math:`v = c` and :math:`u = x/c`, where :math:`c^2` is the root mean square of
+    the layer's weights, so that u and v have the same norm. Equal moduli would be a trap: from :math:`|u| = |v|` on they
+    stay equal for ever, and no weight can change its sign. From this start the smaller of the two can cross zero, while
+    the larger holds; a weight of exactly the modulus :math:`c^2` alone is still trapped.
 
     Args:
         strength: Weight decay :math:`\lambda` of u and v: the coefficient of the l1 norm.
@@ -39,13 +54,15 @@ class Spred(Parametrized):
     strength_is: ClassVar[str] = "weight decay of u and v"
     finetune_share: ClassVar[float] = 0.2
 
+    budgets: ClassVar[dict[str, tuple[float, ...]]] = {"sgd": (1.0, 4.0, 12.0, 32.0), "adamw": (0.3, 0.8, 1.8, 3.2)}
+
     def grid(self, plan: Plan) -> tuple[float, ...]:
-        """A weight x that gets no gradient ends at exp(-b) of its start, for b from 4 to 32."""
-        return tuple(budget / (2 * plan.rate_sum * plan.coupled) for budget in (4.0, 8.0, 16.0, 32.0))
+        """A weight x that gets no gradient ends at exp(-b) of its start, for the budgets b."""
+        return decays(plan, self.budgets, factors=2)
 
     def form(self, weight: Tensor) -> nn.Module:
         """Two factors."""
-        return Factors(K=2)
+        return _Product()
 
     def weight_decay(self) -> float:
         """The strength."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewa.baselines.method import Plan
-from rewa.baselines.parametrized import Parametrized
+from rewa.baselines.parametrized import Parametrized, decays
 
 __all__ = ["STR"]
 
@@ -64,9 +64,11 @@ class STR(Parametrized):
 
     s_init: float = -5.0
 
+    budgets: ClassVar[dict[str, tuple[float, ...]]] = {"sgd": (0.5, 1.0, 2.0, 4.0), "adamw": (0.15, 0.3, 0.6, 0.8)}
+
     def grid(self, plan: Plan) -> tuple[float, ...]:
-        """Without gradients s ends at exp(-b) of its start, for b from 0.5 to 4."""
-        return tuple(budget / (plan.rate_sum * plan.coupled) for budget in (0.5, 1.0, 2.0, 4.0))
+        """Without gradients s ends at exp(-b) of its start, for the budgets b."""
+        return decays(plan, self.budgets)
 
     def form(self, weight: Tensor) -> nn.Module:
         """The soft threshold, with its s."""

@@ -43,6 +43,7 @@ class Result:
             "recipe": self.sweep.recipe.settings(),
             "methods": self.sweep.methods,
             "seeds": self.sweep.seeds,
+            "commits_of_runs": sorted({run.commit for run in report.read([runs])}),
             "comparisons": [_numbers(comparison) for comparison in report.compare(report.read([runs]))],
         }
         write_atomically(out / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False))

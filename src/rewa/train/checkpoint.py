@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import warnings
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Checkpoint", "load_latest", "remove_all", "save"]
+__all__ = ["Checkpoint", "load", "load_latest", "remove_all", "save"]
 
 KEPT = 2
 FILES = ("model.safetensors", "state.pt")
@@ -43,6 +44,8 @@ def save(folder: Path, step: int, model: dict[str, Tensor], state: dict[str, Any
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / f"step-{step:08d}").exists():  # the same step is the same state
+        return folder / f"step-{step:08d}"
     target, scratch = folder / f"step-{step:08d}", folder / f".step-{step:08d}.{os.getpid()}"
     try:
         scratch.mkdir()
@@ -53,8 +56,6 @@ def save(folder: Path, step: int, model: dict[str, Tensor], state: dict[str, Any
         (scratch / "sums.json").write_text(json.dumps({name: _sum(scratch / name) for name in FILES}))
         for path in (*scratch.iterdir(), scratch):
             _flush(path)
-        if target.exists():
-            _remove(target)
         scratch.rename(target)
         _flush(folder)
     except BaseException:
@@ -66,23 +67,37 @@ def save(folder: Path, step: int, model: dict[str, Tensor], state: dict[str, Any
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None if there is none.
+    """The newest checkpoint that is whole; None if there was none. For one process: it clears up.
 
     A damaged one is put aside with a warning, and the one before it is taken.
 
     Args:
         folder: Where the checkpoints of the run are.
+
+    Raises:
+        ValueError: If there were checkpoints, and all are damaged.
     """
     for scratch in folder.glob(".*"):
         shutil.rmtree(scratch, ignore_errors=True)  # what a killed process left
     for path in reversed(_checkpoints(folder)):
         try:
             return _load(path)
-        except Exception as error:
-            # Whatever is wrong with it, the run must not end here.
+        except (FileNotFoundError, KeyError, ValueError, pickle.UnpicklingError) as error:
             warnings.warn(f"checkpoint {path} is damaged ({error}); going back to the one before", RuntimeWarning, stacklevel=2)
             path.rename(path.with_name(f"damaged-{path.name}"))
+    if any(folder.glob("damaged-*")):
+        raise ValueError(f"no checkpoint in {folder} is whole: remove the folder of the run to begin again")
     return None
+
+
+def load(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step.
+
+    Args:
+        folder: Where the checkpoints of the run are.
+        step: Steps done.
+    """
+    return _load(folder / f"step-{step:08d}")
 
 
 def remove_all(folder: Path) -> None:

@@ -7,9 +7,11 @@ split into training, validation and test data never depends on the seed.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -119,6 +121,18 @@ class Data(ABC):
     example_shape: tuple[int, ...]
     sizes: dict[str, int]
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits, the beginning of a SHA-256, that are others for other examples or another split of them.
+
+        What is done to the examples, such as ``augment`` or ``resize``, is no part of it, nor is the place they are stored at.
+        """
+        found = hashlib.sha256()
+        for part in self._content():
+            found.update(len(part).to_bytes(8, "little"))  # so that no two lists of parts run together to the same bytes
+            found.update(part)
+        return found.hexdigest()[:16]
+
     def steps_per_epoch(self, batch_size: int) -> int:
         """Batches in an epoch; what does not fill the last one is left out.
 
@@ -183,6 +197,10 @@ class Data(ABC):
     def _evaluating(self, split: str, plan: list[Tensor]) -> Iterator[Batch]:
         """The batches for a list of this process's examples in each."""
 
+    @abstractmethod
+    def _content(self) -> Iterator[bytes | memoryview]:
+        """All there is, in bytes, each split after its name."""
+
 
 # -------------------------------------------------------------------------------------------- images in memory
 
@@ -243,6 +261,10 @@ class Images(Data):
         for rows in plan:
             yield self._normalised(images[rows], self.resize), labels[rows]
 
+    def _content(self) -> Iterator[bytes | memoryview]:
+        for split, (images, labels) in self.splits.items():
+            yield from (split.encode(), str(tuple(images.shape)).encode(), _bytes(images), _bytes(labels))
+
     def _normalised(self, batch: Tensor, size: int | None) -> Tensor:
         out = batch.float().sub_(self.mean).div_(self.std)
         if size is None or out.shape[-2:] == (size, size):
@@ -250,6 +272,11 @@ class Images(Data):
         if not len(out):  # interpolate refuses it
             return out.new_empty(0, out.shape[1], size, size)
         return F.interpolate(out, (size, size), mode="bilinear", align_corners=False, antialias=size < min(out.shape[-2:]))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Those that a tensor holds, in its order."""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _moments(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -310,6 +337,11 @@ class Text(Data):
     def _evaluating(self, split: str, plan: list[Tensor]) -> Iterator[Batch]:
         for rows in plan:
             yield self._windows(split, rows * self.example_shape[0])
+
+    def _content(self) -> Iterator[bytes | memoryview]:
+        yield "".join(self.vocabulary).encode("utf-8", "surrogatepass")
+        for split, tokens in self.splits.items():
+            yield from (split.encode(), _bytes(tokens))
 
     def _windows(self, split: str, starts: Tensor) -> Batch:
         windows = self.splits[split][starts[:, None] + torch.arange(self.example_shape[0] + 1)]

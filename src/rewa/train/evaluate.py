@@ -18,7 +18,7 @@ from rewa.train.numeric import Numeric
 from rewa.train.processes import World
 from rewa.zeros import finalize, recalibrate_norms
 
-__all__ = ["Score", "losses", "measure", "score", "thresholds"]
+__all__ = ["Score", "cut", "losses", "measure", "score", "thresholds"]
 
 
 class Score(NamedTuple):
@@ -101,6 +101,37 @@ def thresholds(model: nn.Module, compressions: Iterable[float]) -> list[float]:
     return sorted({float(sizes[number - 1]) if number else 0.0 for number in zeros})
 
 
+def cut(
+    model: nn.Module,
+    *,
+    max_drop: float,
+    metric: str,
+    batches: Callable[[str], Iterable[Batch]],
+    numeric: Numeric,
+    tick: Callable[[], None] = lambda: None,
+) -> float:
+    """Cut a trained model in place as far as validation data allows, with new batch-norm statistics; returns the threshold.
+
+    Args:
+        model: The plain model.
+        max_drop: Most that the cut may cost in units of the metric; what new statistics alone cost does not count.
+        metric: ``"accuracy"`` or ``"loss"``.
+        batches: Makes the batches of ``"train"`` (to estimate norms) and ``"validation"``.
+        numeric: How to compute.
+        tick: Called before each evaluation.
+    """
+    inputs = [batch for batch, _ in batches("train")]
+    alone = World(device=numeric.device)
+
+    def evaluate(candidate: nn.Module) -> float:
+        tick()
+        return score(candidate, batches("validation"), numeric, alone).value(metric)
+
+    recalibrate_norms(model, inputs)
+    limit = len(inputs)
+    return finalize(model, evaluate=evaluate, max_drop=max_drop, recalibrate=inputs, recalibrate_batches=limit).threshold
+
+
 def measure(
     model: nn.Module,
     *,
@@ -129,30 +160,29 @@ def measure(
         The curve, the final cut, and the model with that cut.
     """
     alone = World(device=numeric.device)
-    train = [numeric.place(inputs) for inputs, _ in batches("train")]
+    inputs = [batch for batch, _ in batches("train")]
 
-    def cut(threshold: float) -> nn.Module:
+    def at(threshold: float) -> nn.Module:
         candidate = copy.deepcopy(model)
         with torch.no_grad():
             for weight in prunable(candidate).values():
                 weight.masked_fill_(weight.abs() <= threshold, 0)
-        recalibrate_norms(candidate, train)  # in float32, as finalize does
+        recalibrate_norms(candidate, inputs)  # in float32, as finalize does
         return candidate
-
-    def evaluate(candidate: nn.Module) -> float:
-        return score(candidate, batches("validation"), numeric, alone).value(metric)
 
     def point(candidate: nn.Module, threshold: float) -> dict[str, Any]:
         counts = {"prunable": asdict(count(prunable(candidate).values())), "model": asdict(whole(candidate))}
         scores = [score(candidate, batches(split), numeric, alone).named(split) for split in ("validation", "test")]
         return {"threshold": threshold, **counts, **scores[0], **scores[1]}
 
-    tick("choosing the last cut on validation data")
-    final = cut(0.0)
-    report = finalize(final, evaluate=evaluate, max_drop=max_drop, recalibrate=train, recalibrate_batches=len(train))
+    def choosing() -> None:
+        tick("choosing the last cut on validation data")
+
+    final = copy.deepcopy(model)
+    last = cut(final, max_drop=max_drop, metric=metric, batches=batches, numeric=numeric, tick=choosing)
     curve = []
     cuts = thresholds(model, compressions)
     for number, threshold in enumerate(cuts, 1):
         tick(f"measuring: {number} of {len(cuts)}")
-        curve.append(point(cut(threshold), threshold))
-    return curve, {"max_drop": max_drop, **point(final, report.threshold)}, final
+        curve.append(point(at(threshold), threshold))
+    return curve, {"max_drop": max_drop, **point(final, last)}, final

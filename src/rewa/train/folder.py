@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -85,27 +88,75 @@ class Folder(Data):
     def _evaluating(self, split: str, plan: list[Tensor]) -> Iterator[Batch]:
         return self._decode(_Decoded(self.splits[split], self.evaluation_size, None), [rows.tolist() for rows in plan])
 
+    def _content(self) -> Iterator[bytes | memoryview]:
+        for split, files in self.splits.items():
+            yield split.encode()
+            # The last three parts, train/<class>/<file> or val/<class>/<file>: the folder may move.
+            paths = (path.split(os.fsencode(os.sep))[-3:] for path in files["path"].tolist())
+            yield b"\0".join(sorted(b"/".join(parts) for parts in paths))
+
     def _decode(self, decoded: _Decoded, plan: list[list[int]]) -> Iterator[Batch]:
+        batches = self._batches(decoded, plan)
+        _RUNNING.add(batches)
+        atexit.unregister(_end_workers)  # to be there once, and before what torch and multiprocessing do at exit
+        atexit.register(_end_workers)
+        return batches
+
+    def _batches(self, decoded: _Decoded, plan: list[list[int]]) -> Generator[Batch, None, None]:
         mean, std = (255 * torch.tensor(x, dtype=torch.float32).view(3, 1, 1) for x in (IMAGENET_MEAN, IMAGENET_STD))
         # Its own generator: the loader would else draw from the global one, which dropout uses.
-        loader: DataLoader[Batch] = DataLoader(
-            decoded, None, sampler=plan, num_workers=self.workers, collate_fn=tuple, generator=torch.Generator()
+        loader: DataLoader[_Result] = DataLoader(
+            decoded,
+            None,
+            sampler=plan,
+            num_workers=self.workers,
+            collate_fn=tuple,
+            worker_init_fn=_ignore_signals,
+            generator=torch.Generator(),
         )
-        for images, labels in loader:
+        for images, labels, problem in loader:
+            if problem:
+                raise ValueError(problem)
             yield images.float().sub_(mean).div_(std), labels
 
 
-class _Decoded(Dataset[Batch]):
+_RUNNING: WeakSet[Generator[Batch, None, None]] = WeakSet()
+
+
+def _ignore_signals(worker: int) -> None:
+    """Leave it to the training process to stop: who asks it to often asks its group, and it still needs batches to save."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _end_workers() -> None:
+    """End the workers of what is still being read; else multiprocessing would send them SIGTERM and wait for ever."""
+    for batches in list(_RUNNING):
+        batches.close()
+
+
+_Result = tuple[Tensor, Tensor, str]  # images, labels, and what is wrong with them: an error would come with its traceback
+
+
+class _Unreadable(Exception):
+    """An image that cannot be decoded."""
+
+
+class _Decoded(Dataset[_Result]):
     """Lists of files decoded to batches; bytes, since that is what goes from process to process."""
 
     def __init__(self, files: np.ndarray[Any, Any], size: int, seeds: tuple[int, int] | None) -> None:
         self.files, self.size, self.seeds = files, size, seeds
 
-    def __getitem__(self, rows: list[int]) -> Batch:
+    def __getitem__(self, rows: list[int]) -> _Result:
         images = torch.empty(len(rows), 3, self.size, self.size, dtype=torch.uint8)
+        labels = torch.from_numpy(self.files["label"][rows])
         for image, row in zip(images, rows, strict=True):
-            image.copy_(self.decode(row))
-        return images, torch.from_numpy(self.files["label"][rows])
+            try:
+                image.copy_(self.decode(row))
+            except _Unreadable as error:
+                return images, labels, str(error)
+        return images, labels, ""
 
     def decode(self, row: int) -> Tensor:
         from PIL import Image
@@ -114,8 +165,8 @@ class _Decoded(Dataset[Batch]):
         try:
             with Image.open(path) as file:
                 image = file.convert("RGB")
-        except (OSError, SyntaxError, ValueError, EOFError) as error:  # Pillow's, depending on what is broken
-            raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
+        except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:  # as Pillow finds it broken
+            raise _Unreadable(f"cannot read the image {path}: {error}; replace or remove it") from error
         mirrored = False
         if self.seeds is None:
             box = _center_box(image.width, image.height)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,9 @@ class Job:
     def __post_init__(self) -> None:
         if self.name and (self.name != Path(self.name).name or self.name.startswith(".")):
             raise ValueError(f"Invalid name: {self.name!r} (allowed: the name of a folder inside --out, such as my-run)")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"Invalid seed: {self.seed} (allowed: a whole number from 0 to 2**32 - 1)")
+        self.method.check()
 
     @property
     def folder_name(self) -> str:
@@ -80,10 +82,10 @@ def job(
     chosen, method = override(recipe(recipe_name), make(method_name), changes)
     if strength is not None:
         method = dataclasses.replace(method, strength=strength)
-    if math.isnan(method.strength):
+    if not method.settled:
         steps = load_data(chosen, root, download).steps_per_epoch(chosen.batch_size)
         plan = method.planned(chosen.plan(steps, finetune=chosen.finetuned(method)))
-        method = dataclasses.replace(method, strength=float(f"{method.grid(plan)[1]:.4g}"))
+        method = method.settle(plan)
     return Job(recipe=chosen, method=method, seed=seed, name=name)
 
 
@@ -95,11 +97,8 @@ def load_data(recipe: Recipe, root: Path | None = None, download: bool = False) 
         root: Where the data is.
         download: Whether missing data may be fetched.
     """
-    given = {key: getattr(recipe, key) for key in ("resize", "evaluation_size", "workers", "context")}
-    options = {key: value for key, value in given.items() if value is not None}
-    if recipe.augment:
-        options["augment"] = True
-    return load(recipe.data, root=root, validation=recipe.validation, download=download, **options)
+    options = _given(recipe, "resize", "evaluation_size", "workers", "context")
+    return load(recipe.data, root=root, validation=recipe.validation, download=download, augment=recipe.augment, **options)
 
 
 def build_model(recipe: Recipe, data: Data) -> nn.Module:
@@ -109,6 +108,9 @@ def build_model(recipe: Recipe, data: Data) -> nn.Module:
         recipe: The recipe.
         data: The data.
     """
-    keys = ("width", "stem", "blurpool", "hidden", "context", "layers", "heads", "dropout")
-    options = {key: getattr(recipe, key) for key in keys if getattr(recipe, key) is not None}
+    options = _given(recipe, "width", "stem", "blurpool", "hidden", "layers", "heads", "dropout")
     return build(recipe.model, classes=data.classes, inputs=data.example_shape, **options).float()
+
+
+def _given(recipe: Recipe, *keys: str) -> dict[str, Any]:
+    return {key: getattr(recipe, key) for key in keys if getattr(recipe, key) is not None}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import math
 import signal
@@ -25,26 +24,23 @@ from torch import Tensor, nn
 
 from rewa.baselines.dense import Dense
 from rewa.baselines.method import Method, Plan
-from rewa.files import write_atomically
+from rewa.files import replacing, write_atomically
 from rewa.packed import save_packed
 from rewa.record import provenance
 from rewa.sparsity import count, histogram, prunable, summary, whole
 from rewa.train import checkpoint
 from rewa.train.data import Batch, mix
-from rewa.train.evaluate import losses, measure, score
+from rewa.train.evaluate import cut, losses, measure, score
 from rewa.train.job import Job, build_model, load_data
 from rewa.train.numeric import choose
 from rewa.train.processes import World, connected, full_state, load_state, wrap
-from rewa.zeros import finalize, freeze_zeros
+from rewa.train.runs import TrainingError, alone, check_data, check_same, continued, data_of, read_record
+from rewa.zeros import freeze_zeros
 
 __all__ = ["Stopped", "TrainingError", "Watch", "stop_signals", "train"]
 
 WEIGHTS, NOISE = 3, 4  # what a seed is for, beside the data's own
 NEAR_ZERO = 1e-3  # for the compression that is shown while a run goes on
-
-
-class TrainingError(RuntimeError):
-    """A run cannot go on; the message says why, and what to do."""
 
 
 class Stopped(Exception):
@@ -132,9 +128,9 @@ def train(
     threads = torch.get_num_threads()
     with connected(device) as world:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder) if world.first else contextlib.nullcontext():
-            found = _record(folder)
-            _check_same(found, job, folder)
+        with alone(folder) if world.first else contextlib.nullcontext():
+            found = read_record(folder)
+            check_same(found, job, folder)
             if found is not None and found["status"] == "finished":
                 checkpoint.remove_all(folder / "checkpoints")
                 watch.end(found, folder)
@@ -176,7 +172,13 @@ class _Run:
                 f"batch_size={recipe.batch_size} cannot be split over {world.size} processes, each in "
                 f"accumulate={recipe.accumulate} equal parts"
             )
+        if download and not world.first:
+            world.wait()  # one process downloads
         self.data = load_data(recipe, root, download)
+        if download and world.first:
+            world.wait()
+        self.found = read_record(folder)
+        check_data(self.found, self.data, folder)
         self.numeric = choose(world.device, recipe.precision, recipe.channels_last)
         self.epoch_steps = self.data.steps_per_epoch(recipe.batch_size)
         self.segments = self._segments()
@@ -201,7 +203,7 @@ class _Run:
     # ------------------------------------------------------------------------------------------------ the course
 
     def go(self) -> dict[str, Any]:
-        saved = checkpoint.load_latest(self.folder / "checkpoints")
+        saved = self._latest()
         self.record = self._new_record()
         if saved is None:
             self._enter(0, None)
@@ -222,13 +224,29 @@ class _Run:
                     for key, value in self.rows[-1].items():
                         if isinstance(value, float):
                             events.add_scalar(key, value, len(self.rows))
-                self._stop_if_asked()
+                self._stop_if_asked(saved=True)
         return self._conclude()
 
-    def _stop_if_asked(self) -> None:
-        if self.world.agreed(bool(self.stop)):
+    def _latest(self) -> checkpoint.Checkpoint | None:
+        """The newest whole checkpoint; the first process decides which, so that all go on from the same."""
+        checkpoints = self.folder / "checkpoints"
+        saved = checkpoint.load_latest(checkpoints) if self.world.first else None
+        step = self.world.told(saved and saved.step)
+        return saved if self.world.first or step is None else checkpoint.load(checkpoints, step)
+
+    def _stop_if_asked(self, saved: bool = False) -> None:
+        if not self.world.agreed(bool(self.stop)):
+            return
+        if not saved:
+            self._check_finite(float(self.world.sum(self.totals.clone())[0]))
             self._save()
-            raise Stopped(self.stop[0] if self.stop else signal.SIGTERM)
+        raise Stopped(self.stop[0] if self.stop else signal.SIGTERM)
+
+    def _doing(self, what: str) -> None:
+        """Of work that needs no new checkpoint: tell what is next, or stop at once if that was asked."""
+        if self.stop:
+            raise Stopped(self.stop[0])
+        self.watch.doing(what)
 
     def _enter(self, index: int, model: nn.Module | None) -> None:
         """Begin a segment with this model, or with a new one."""
@@ -250,11 +268,19 @@ class _Run:
         segment = self.segments[state["segment"]]
         model = build_model(self.recipe, self.data)
         segment.method.prepare(model)
-        model.load_state_dict(saved.model)
+        sharded = self.world.size > 1 and self.recipe.parallel == "fsdp"
+        if sharded:
+            model.load_state_dict(saved.model)
         self._enter(state["segment"], model)
+        if not sharded:
+            # Only now: an optimizer refuses to begin with a layer of zeros, but a run may have come to one.
+            self.plain.load_state_dict(saved.model)
+            if segment.phase == "finetune":
+                freeze_zeros(self.plain)
         load_state(self.optimizer, state["optimizer"])
         segment.method.load_state_dict(state["method"])
-        self.scaler.load_state_dict(state["scaler"])
+        if state["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
         self.step, self.rows = saved.step, state["epochs"]
         if self.world.first:  # the totals are of all processes, and will be added up again
             self.totals = state["totals"].to(self.world.device)
@@ -283,10 +309,12 @@ class _Run:
         lr = 0.0
         for batch in batches:
             lr = self._step(segment, batch)
-            if self.step % self.epoch_steps:  # an epoch that is complete is evaluated first
+            # An epoch that is complete is evaluated first; many processes ask each other now and then.
+            if self.step % self.epoch_steps and (self.world.size == 1 or self.step % 10 == 0):
                 self._stop_if_asked()
         loss, right, seen = self.world.sum(self.totals.clone()).tolist()
         self._check_finite(loss)
+        self._share_buffers()
         worth = score(self.model, self._batches("validation", self.world), self.numeric, self.world)
         self._check_finite(worth.loss, "validation loss")
         weights = full_state(segment.method.current()).values()
@@ -330,13 +358,27 @@ class _Run:
             nn.utils.clip_grad_norm_(self.plain.parameters(), recipe.clip_norm)
         method.before_step(local)
         self.scaler.step(self.optimizer)
-        self.scaler.update()
-        method.after_step(local, lr)
+        if not self._overflowed():
+            method.after_step(local, lr)
         self.step += 1
         if self.world.device.type == "cpu" or self.step % 50 == 0:  # on a GPU looking means waiting
             self._check_finite(float(self.totals[0]))
         self.watch.step(self.step, loss.detach())
         return lr
+
+    def _overflowed(self) -> bool:
+        """Whether float16 gradients were infinite, and the optimizer's step was left out."""
+        if not self.scaler.is_enabled():
+            return False
+        scale = self.scaler.get_scale()
+        self.scaler.update()
+        return self.scaler.get_scale() < scale
+
+    def _share_buffers(self) -> None:
+        """The first process's statistics for all, which DDP does before each forward pass, and FSDP never."""
+        if self.world.size > 1 and self.recipe.parallel == "fsdp" and not self.recipe.sync_batchnorm:
+            for buffer in self.plain.buffers():
+                torch.distributed.broadcast(buffer, 0)
 
     @contextmanager
     def _gradients_shared(self, share: bool) -> Iterator[None]:
@@ -381,15 +423,9 @@ class _Run:
         """Cut as far as validation data allows, and go on with the zeros kept."""
         model = self._trained()
         if self.world.first:
-            self.watch.doing("cutting before the fine-tune")
-            alone = World(device=self.world.device)
-            inputs = [self.numeric.place(batch) for batch, _ in self._batches("train", alone)]
-
-            def evaluate(candidate: nn.Module) -> float:
-                return score(candidate, self._batches("validation", alone), self.numeric, alone).value(self.recipe.metric)
-
-            finalize(model, threshold=0.0, recalibrate=inputs)
-            finalize(model, evaluate=evaluate, max_drop=self.recipe.max_drop, recalibrate=inputs)
+            self._doing("cutting before the fine-tune")
+            recipe, batches = self.recipe, self._alone_batches
+            cut(model, max_drop=recipe.max_drop, metric=recipe.metric, batches=batches, numeric=self.numeric)
         if self.world.size > 1:
             for tensor in model.state_dict().values():
                 torch.distributed.broadcast(tensor, 0)
@@ -399,19 +435,17 @@ class _Run:
         """Measure, choose the last cut, write the files. By the first process; the others wait."""
         model = self._trained()
         if self.world.first:
-            recipe, alone = self.recipe, World(device=self.world.device)
+            recipe = self.recipe
             curve, final, small = measure(
                 model,
                 compressions=recipe.compressions,
                 max_drop=recipe.max_drop,
                 metric=recipe.metric,
-                batches=lambda split: self._batches(split, alone),
+                batches=self._alone_batches,
                 numeric=self.numeric,
-                tick=self.watch.doing,
+                tick=self._doing,
             )
             from safetensors.torch import save_file
-
-            from rewa.files import replacing
 
             plain = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
             with replacing(self.folder / "trained.safetensors") as scratch:
@@ -433,18 +467,26 @@ class _Run:
             checkpoint.remove_all(self.folder / "checkpoints")
             self.watch.end(self.record, self.folder)
         self.world.wait()
-        record = _record(self.folder)
+        record = read_record(self.folder)
         assert record is not None
         return record
 
     # --------------------------------------------------------------------------------------------------- on disk
 
     def _batches(self, split: str, world: World) -> Iterable[Batch]:
-        limit = self.recipe.recalibrate if split == "train" else None
-        return self.data.evaluation(split, batch_size=self.recipe.batch_size, shard=world.shard, limit=limit)
+        recipe = self.recipe
+        limit = recipe.recalibrate if split == "train" else None
+        # As many examples at a time as fit in training, on one process too.
+        size = recipe.batch_size // (recipe.accumulate * self.world.size) * world.size
+        return self.data.evaluation(split, batch_size=size, shard=world.shard, limit=limit)
+
+    def _alone_batches(self, split: str) -> Iterable[Batch]:
+        """For the first process, which measures while the others wait."""
+        return self._batches(split, World(device=self.world.device))
 
     def _save(self) -> None:
         segment = self.segments[self.index]
+        self._share_buffers()
         model, optimizer = full_state(self.plain.state_dict()), full_state(self.optimizer.state_dict())
         state = {
             "segment": self.index,
@@ -462,9 +504,8 @@ class _Run:
         self.world.wait()
 
     def _new_record(self) -> dict[str, Any]:
-        found = _record(self.folder)
         model = build_model(self.recipe, self.data)
-        kept = {key: found[key] for key in ("command", "commit", "versions", "hardware")} if found else provenance()
+        kept = continued(self.found, provenance())
         return {
             "format": 1,
             "name": self.job.folder_name,
@@ -478,7 +519,7 @@ class _Run:
                 "threads": torch.get_num_threads(),
                 "processes": self.world.size,
             },
-            "data": {"name": self.data.name, **self.data.sizes},
+            "data": data_of(self.data),
             "weights": {"prunable": count(prunable(model).values()).total, "model": whole(model).total},
         }
 
@@ -501,51 +542,6 @@ class _Run:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _record(folder: Path) -> dict[str, Any] | None:
-    path = folder / "record.json"
-    if not path.exists():
-        return None
-    try:
-        record: dict[str, Any] = json.loads(path.read_text())
-        return record
-    except ValueError as error:
-        raise TrainingError(f"{path} is not a record ({error}); move the folder away, or choose another --name") from None
-
-
-def _check_same(found: dict[str, Any] | None, job: Job, folder: Path) -> None:
-    if found is None:
-        return
-    # Through JSON, so that tuples are lists on both sides.
-    here = json.loads(json.dumps(job.settings()))
-    differences = [
-        f"{key}: {there!r} there, {now!r} here"
-        for key, there, now in _flat_differences({key: found.get(key) for key in here}, here)
-    ]
-    if differences:
-        raise TrainingError(
-            f"{folder} holds another run ({'; '.join(differences[:5])}): choose another --name or --out, or remove the folder"
-        )
-
-
-def _flat_differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(there, dict) and isinstance(here, dict):
-        for name in {**there, **here}:
-            yield from _flat_differences(there.get(name), here.get(name), f"{key}.{name}" if key else name)
-    elif there != here:
-        yield key, there, here
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No two processes train in one folder; the lock goes with the process, however it ends."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TrainingError(f"another process is training in {folder}") from None
-        yield
 
 
 @contextmanager

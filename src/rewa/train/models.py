@@ -344,7 +344,8 @@ class GPT(nn.Module):
         time = tokens.shape[1]
         if time > self.context:
             raise ValueError(f"{time} tokens are more than the model's context of {self.context}")
-        x = self.drop(self.tokens(tokens) + self.positions.weight[:time])
+        # Through the embedding's forward: there FSDP puts its weight together.
+        x = self.drop(self.tokens(tokens) + self.positions(torch.arange(time, device=tokens.device)))
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
 

@@ -54,6 +54,18 @@ class World:
         """
         return bool(self.sum(torch.tensor(int(flag), device=self.device))) if self.size > 1 else flag
 
+    def told(self, value: Any) -> Any:
+        """What the first process says.
+
+        Args:
+            value: Its value; that of the others does not count.
+        """
+        if self.size > 1:
+            values = [value]
+            dist.broadcast_object_list(values, 0, device=self.device)
+            return values[0]
+        return value
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.size > 1:
@@ -68,7 +80,7 @@ def connected(device: str | None = None) -> Iterator[World]:
         device: Such as ``"cpu"`` or ``"cuda"``; by default a GPU where there is one.
     """
     rank, size, local = (int(os.environ.get(name, default)) for name, default in _VARIABLES.items())
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
     place = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
     if size == 1:
         yield World(device=place)
@@ -153,8 +165,10 @@ def wrap(model: nn.Module, world: World, parallel: str, sync_batchnorm: bool) ->
         from torch.distributed.fsdp import fully_shard
 
         for child in model.children():
-            if any(True for _ in child.parameters()):
-                fully_shard(child)
+            # The blocks of a Sequential one by one: only one of them is whole at a time.
+            for unit in child if isinstance(child, nn.Sequential) else (child,):
+                if any(True for _ in unit.parameters()):
+                    fully_shard(unit)
         fully_shard(model)
         return model
     from torch.nn.parallel import DistributedDataParallel

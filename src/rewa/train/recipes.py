@@ -6,15 +6,16 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rewa.baselines.method import Method, Plan
+from rewa.baselines.on import On
 from rewa.names import nearest
 from rewa.schedules import learning_rates
 
-__all__ = ["RECIPES", "Recipe", "override", "recipe"]
+__all__ = ["RECIPES", "Recipe", "override", "recipe", "setting_names"]
 
 COMPRESSIONS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100, 150, 200, 300, 500)
 
@@ -77,10 +78,7 @@ class Recipe:
     sync_batchnorm: bool = True  # statistics of the whole batch, not of each process's part
 
     def __post_init__(self) -> None:
-        positive = ("epochs", "batch_size", "accumulate", "lr")
-        for key in positive:
-            if not getattr(self, key) > 0:
-                raise ValueError(f"Invalid {key}: {getattr(self, key)} (allowed: a number > 0)")
+        self._check_numbers()
         choices = {
             "optimizer": ("sgd", "adamw"),
             "schedule": ("constant", "cosine", "linear"),
@@ -99,6 +97,41 @@ class Recipe:
             )
         if not 0 <= self.warmup < 1:
             raise ValueError(f"Invalid warmup: {self.warmup} (allowed: from 0 to below 1, a share of the epochs)")
+        self._check_image_sizes()
+
+    def _check_numbers(self) -> None:
+        """What a number or each number of a list may be; None is left to the model, the data or the machine."""
+        positive = "epochs batch_size accumulate lr validation resize image_size evaluation_size width hidden context layers "
+        positive += "heads clip_norm recalibrate threads"
+        rules: dict[str, tuple[str, Callable[[float], bool]]] = {
+            positive: ("a number > 0", lambda x: x > 0),
+            "workers weight_decay max_drop finetune_lr": ("a number >= 0", lambda x: x >= 0),
+            "dropout momentum betas label_smoothing": ("from 0 to below 1", lambda x: 0 <= x < 1),
+            "compressions": ("one or more numbers >= 1", lambda x: x >= 1),
+        }
+        for keys, (allowed, holds) in rules.items():
+            for key in keys.split():
+                value = getattr(self, key)
+                numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+                if not all(math.isfinite(number) and holds(number) for number in numbers):
+                    raise ValueError(f"Invalid {key}: {value} (allowed: {allowed})")
+        if not self.compressions:
+            raise ValueError("Invalid compressions: () (allowed: one or more numbers >= 1)")
+
+    def _check_image_sizes(self) -> None:
+        if not 0 <= self.resize_from <= self.resize_to <= 1:
+            raise ValueError(
+                f"Invalid resize_from and resize_to: {self.resize_from}, {self.resize_to} "
+                "(allowed: 0 <= resize_from <= resize_to <= 1, shares of the run)"
+            )
+        if self.last_image_size is None:
+            return
+        sizes = self.image_size, self.last_image_size
+        if not all(size is not None and size >= 32 and size % 32 == 0 for size in sizes):
+            raise ValueError(
+                f"Invalid image_size and last_image_size: {sizes[0]}, {sizes[1]} (allowed: multiples of 32, since images "
+                "grow in steps of 32; or last_image_size=none for one size)"
+            )
 
     def finetuned(self, method: Method) -> int:
         """Of all epochs, how many the masked fine-tune takes.
@@ -274,8 +307,18 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
+def setting_names(recipe: Recipe, method: Method) -> list[str]:
+    """What :func:`override` can change.
+
+    Args:
+        recipe: The recipe.
+        method: The method.
+    """
+    return [key for part in _settings(recipe, method) for key in part]
+
+
 def override(recipe: Recipe, method: Method, changes: Iterable[str]) -> tuple[Recipe, Method]:
-    """Change settings of a recipe or of its method by ``key=value``; types come from the annotations.
+    """Change settings of a recipe, of its method or of the method below that, by ``key=value``, typed as annotated.
 
     Args:
         recipe: The recipe.
@@ -288,19 +331,28 @@ def override(recipe: Recipe, method: Method, changes: Iterable[str]) -> tuple[Re
         >>> changed.epochs, method.K
         (5, 3.0)
     """
-    of_recipe, of_method = _types(type(recipe), {"name", "line"}), _types(type(method), {"on"})
+    parts = _settings(recipe, method)
+    kinds = {key: kind for part in parts for key, kind in part.items()}
     values: dict[str, Any] = {}
     for change in changes:
         key, equals, text = change.partition("=")
         key = key.strip()
         if not equals:
             raise ValueError(f"{change!r} is not key=value")
-        if key not in of_recipe and key not in of_method:
-            raise ValueError(nearest("setting", key, [*of_recipe, *of_method]))
-        values[key] = _parse(key, text.strip(), of_recipe.get(key) or of_method[key])
-    changed = dataclasses.replace(recipe, **{key: value for key, value in values.items() if key in of_recipe})
-    own = {key: value for key, value in values.items() if key in of_method}
-    return changed, dataclasses.replace(method, **own)
+        if key not in kinds:
+            raise ValueError(nearest("setting", key, kinds))
+        values[key] = _parse(key, text.strip(), kinds[key])
+    of_recipe, of_method, below = ({key: value for key, value in values.items() if key in part} for part in parts)
+    if isinstance(method, On) and below:
+        of_method["on"] = dataclasses.replace(method.on, **below)
+    return dataclasses.replace(recipe, **of_recipe), dataclasses.replace(method, **of_method)
+
+
+def _settings(recipe: Recipe, method: Method) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Settings and their types: of the recipe, of the method, and of the one below it, where they are not the upper one's."""
+    of_recipe, of_method = _types(type(recipe), {"name", "line"}), _types(type(method), {"on"})
+    below = _types(type(method.on), {"on", *of_recipe, *of_method}) if isinstance(method, On) else {}
+    return of_recipe, of_method, below
 
 
 def _types(kind: type, hidden: set[str]) -> dict[str, Any]:
@@ -322,12 +374,14 @@ def _parse(key: str, text: str, kind: Any) -> Any:
             parts = tuple(inner(part) for part in text.replace("(", "").replace(")", "").split(",") if part.strip())
             if Ellipsis not in rest and len(parts) != len(rest) + 1:
                 raise ValueError
-            return parts
-        value = kind(text)
+            value: Any = parts
+        else:
+            value = kind(text)
     except (ValueError, KeyError):
         raise ValueError(f"{key}={text}: this setting is {_word(kind)}") from None
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{key}={text}: this setting is a finite number")
+    numbers = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        raise ValueError(f"{key}={text}: this setting is {'finite numbers' if isinstance(value, tuple) else 'a finite number'}")
     return value
 
 

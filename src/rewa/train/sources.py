@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -87,6 +88,7 @@ def download(name: str, root: Path, *, url: str | None = None) -> Path:
     source = SOURCES[name]
     address = (source.url if url is None else url).rstrip("/") + "/"
     folder = Path(root) / source.folder
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         for file, digest in source.digests.items():
@@ -99,8 +101,9 @@ def download(name: str, root: Path, *, url: str | None = None) -> Path:
                 with replacing(folder / file) as path:
                     _fetch(address + file, path, digest)
     finally:
-        if not any(folder.iterdir()):
-            folder.rmdir()
+        for path in missing:
+            with suppress(OSError):  # a folder that holds something is not removed
+                path.rmdir()
     return folder
 
 

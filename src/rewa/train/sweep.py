@@ -26,7 +26,8 @@ from rewa.baselines import make
 from rewa.names import nearest
 from rewa.train.job import Job, load_data
 from rewa.train.loop import Stopped, TrainingError, Watch, stop_signals, train
-from rewa.train.recipes import Recipe, override
+from rewa.train.recipes import Recipe, override, setting_names
+from rewa.train.runs import check_same
 
 __all__ = ["Failure", "Progress", "Sweep", "run_local", "run_ray", "workers_for"]
 
@@ -63,12 +64,14 @@ class Sweep:
         if not self.methods:
             raise ValueError("a sweep needs at least one method: see `rewa list`")
         methods = [make(name) for name in self.methods]
-        common = {field.name for field in dataclasses.fields(self.recipe)}
-        known = [common | {field.name for field in dataclasses.fields(method) if field.init} for method in methods]
+        known = [setting_names(self.recipe, method) for method in methods]
+        everything = sorted({key for keys in known for key in keys} - {"strength"})
         changes = [(change.partition("=")[0].strip(), change) for change in self.changes]
-        for key, _ in changes:
-            if key not in set.union(*known):
-                raise ValueError(nearest("setting", key, sorted(set.union(*known))))
+        for key, change in changes:
+            if key == "strength":
+                raise ValueError(f"{change}: a sweep has several strengths, which --strengths sets: --strengths 0.1,0.2")
+            if key not in everything:
+                raise ValueError(nearest("setting", key, everything))
         # What one method does not have, another may.
         prepared = [
             override(self.recipe, method, [change for key, change in changes if key in keys])
@@ -78,14 +81,10 @@ class Sweep:
         found = []
         for recipe, method in prepared:
             plan = method.planned(recipe.plan(steps, finetune=recipe.finetuned(method)))
-            strengths = self.strengths or method.grid(plan)
-            found.append((recipe, method, [float(f"{strength:.4g}") for strength in strengths]))
-        return [
-            Job(recipe=recipe, method=dataclasses.replace(method, strength=strength), seed=seed)
-            for seed in range(self.seeds)
-            for recipe, method, strengths in found
-            for strength in strengths
-        ]
+            for strength in self.strengths or method.grid(plan):
+                found.append((recipe, dataclasses.replace(method, strength=float(f"{strength:.4g}")).settle(plan)))
+        jobs = [Job(recipe=recipe, method=method, seed=seed) for seed in range(self.seeds) for recipe, method in found]
+        return list({job.folder_name: job for job in jobs}.values())  # what is said twice is run once
 
 
 @dataclass(frozen=True)
@@ -121,21 +120,25 @@ class Progress:
             if job.folder_name in self.finished:
                 done += job.recipe.epochs
                 continue
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            # Where another run has the folder, this one will fail, and say so.
+            with contextlib.suppress(OSError, ValueError, KeyError, TrainingError):
                 record = self.record(job.folder_name)
+                check_same(record, job, self.out / job.folder_name)
                 done += len(record["epochs"])
                 if record["status"] == "finished":
                     self.finished.add(job.folder_name)
         return done, total
 
 
-def workers_for(recipe: Recipe) -> int:
+def workers_for(jobs: Sequence[Job]) -> int:
     """How many runs fit beside each other: as many as there are cores, if a run uses one thread, else one.
 
     Args:
-        recipe: The recipe.
+        jobs: The runs.
     """
-    return max(1, (os.cpu_count() or 1) // recipe.threads) if recipe.threads and not torch.cuda.is_available() else 1
+    cores = os.cpu_count() or 1
+    threads = max((job.recipe.threads or cores for job in jobs), default=cores)
+    return 1 if torch.cuda.is_available() else max(1, cores // threads)
 
 
 # ------------------------------------------------------------------------------------------ local processes
