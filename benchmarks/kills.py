@@ -59,27 +59,25 @@ def main() -> int:
             return 1
         duration = time.monotonic() - began
         expected = sums(scratch / "whole" / "run")
-        same = 0
-        for number in range(1, options.kills + 1):
-            out = scratch / f"killed-{number}"
+        same = kills = 0
+        while kills < options.kills:
+            out = scratch / "killed"
             moment = draw.uniform(0, duration)
             process = start(out, options.recipe, rest)
             wait_for(out, process)
-            try:
-                process.wait(moment)
-                when = "was over before"
-            except subprocess.TimeoutExpired:
+            time.sleep(moment)
+            if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait(60)
+                kills += 1
                 left = sorted(path.name for path in (out / "run" / "checkpoints").glob("*"))
-                when = f"left {', '.join(left) or 'nothing'}"
-            if start(out, options.recipe, rest).wait(3600):
-                return 1
-            equal = sums(out / "run") == expected
-            same += equal
-            verdict = "identical" if equal else "DIFFERENT"
-            print(f"{number:3}: killed after {moment:5.2f} of {duration:.2f} s, {when}: {verdict}", flush=True)
-            shutil.rmtree(out)
+                if start(out, options.recipe, rest).wait(3600):
+                    return 1
+                equal = sums(out / "run") == expected
+                same += equal
+                words = f"left {', '.join(left) or 'no checkpoint'}: {'identical' if equal else 'DIFFERENT'}"
+                print(f"{kills:3}: killed after {moment:5.2f} of {duration:.2f} s, {words}", flush=True)
+            shutil.rmtree(out)  # of a run that was over before, too: another moment is drawn
         print(f"{same} of {options.kills} identical in weights and record")
         return 0 if same == options.kills else 1
     finally:

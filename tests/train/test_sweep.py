@@ -28,9 +28,9 @@ from rewa.train.sweep import Failure, Progress, Sweep, run_local, workers_for
 
 DIGITS = RECIPES["digits"]
 TINY = replace(DIGITS, epochs=2, compressions=(1.0, 5.0), model="mlp", hidden=(20,))
-LONG = replace(TINY, epochs=40)
+LONG = replace(TINY, epochs=100)
 SETTINGS = ("compressions=1,5", "model=mlp", "hidden=20")
-COMMAND = ["sweep", "digits", "--methods", "l1", "--strengths", "0.01,0.02", "--seeds", "1", "--set", "epochs=40"]
+COMMAND = ["sweep", "digits", "--methods", "l1", "--strengths", "0.01,0.02", "--seeds", "1", "--set", "epochs=100"]
 COMMAND += [word for change in SETTINGS for word in ("--set", change)]
 RUNS = "digits-l1-0.01-s0", "digits-l1-0.02-s0"
 
@@ -85,7 +85,7 @@ def epochs_done(out, name):
     return 0
 
 
-def until(condition, seconds=40):
+def until(condition, seconds=180):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it took too long"
@@ -282,7 +282,7 @@ def test_progress_is_what_the_records_say(troubled):
     out, jobs, _, seen = troubled
     assert seen == sorted(seen)
     progress = Progress(out, jobs)
-    assert progress.epochs() == (40 + 40 + 2, 40 + 40 + 3 * 2)
+    assert progress.epochs() == (2 * LONG.epochs + 2, 2 * LONG.epochs + 3 * 2)
     assert progress.finished == {*RUNS, "digits-parent-0-s0"}
 
 
@@ -290,10 +290,10 @@ def test_a_folder_with_another_run_does_not_count(troubled):
     out, jobs, _, _ = troubled
     same, other = jobs[0], replace(jobs[0], recipe=replace(LONG, lr=0.2))
     for one in (same, replace(same, recipe=replace(LONG, threads=2))):  # the same run on another machine
-        assert Progress(out, [one]).epochs() == (40, 40)
+        assert Progress(out, [one]).epochs() == (LONG.epochs, LONG.epochs)
     for one in (other, replace(same, seed=7, name=same.folder_name)):
         progress = Progress(out, [one])
-        assert progress.epochs() == (0, 40)
+        assert progress.epochs() == (0, LONG.epochs)
         assert progress.finished == set()
 
 

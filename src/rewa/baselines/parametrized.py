@@ -112,8 +112,8 @@ def decays(plan: Plan, budgets: Mapping[str, tuple[float, ...]], factors: float 
 
     Example:
         >>> plan = Plan(learning_rates=(0.125,) * 80, steps_per_epoch=10, momentum=0.5)
-        >>> decays(plan, {"sgd": (1.0, 4.0), "adamw": (0.2, 0.4)}, factors=2)
-        (0.025, 0.1)
+        >>> [round(decay, 6) for decay in decays(plan, {"sgd": (1.0, 4.0), "adamw": (0.2, 0.4)}, factors=2)]
+        [0.025, 0.1]
     """
     return tuple(budget / (factors * plan.rate_sum * plan.coupled) for budget in budgets[plan.optimizer])
 
