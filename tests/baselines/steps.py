@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,6 +30,25 @@ def advance(method: Method, model: nn.Module, optimizer: Optimizer, loss: Loss, 
         method.before_step(step)
         optimizer.step()
         method.after_step(step, lr)
+
+
+def train(method: Method, model: nn.Module, loss: Loss, plan: Plan) -> nn.Module:
+    """The whole of a plan, on a model that needs no preparation."""
+    optimizer = method.start(model, plan)
+    advance(method, model, optimizer, loss, range(plan.steps))
+    return model
+
+
+def brute_force(z: np.ndarray, penalty: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Minimizers of (x - z)^2 / 2 + penalty(x), which lie between 0 and z, on a grid and a finer one around its best."""
+
+    def best(candidates: np.ndarray) -> np.ndarray:
+        values = (candidates - z[:, None]) ** 2 / 2 + penalty(candidates)
+        return candidates[np.arange(len(z)), values.argmin(1)]
+
+    coarse = best(z[:, None] * np.linspace(0, 1, 4001))
+    fine = coarse[:, None] + z[:, None] * np.linspace(-1, 1, 4001) / 4000
+    return np.where(coarse == 0, 0, best(fine))
 
 
 def begin(method: Method, model: nn.Module, plan: Plan) -> Optimizer:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from baselines.steps import advance
 from rewa.baselines.adaptive_lasso import AdaptiveLasso
 from rewa.baselines.l1 import L1
-from rewa.baselines.method import Method, Plan
+from rewa.baselines.method import Plan
 
 PLAN = Plan(learning_rates=(0.1, 0.3, 0.2, 0.1, 0.05), steps_per_epoch=1, momentum=0.9, weight_decay=0.4)
 TARGET = torch.tensor([[1.0, -0.5, 0.05, 0.0]], dtype=torch.float64)
@@ -32,19 +33,6 @@ def linear() -> nn.Linear:
 
 def quadratic(model: nn.Linear) -> Tensor:
     return ((model.weight - TARGET) ** 2).sum() / 2 + model.bias.sum()
-
-
-def advance(method: Method, model, optimizer, loss, steps) -> None:
-    for step in steps:
-        lr = method.plan.learning_rates[step]
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        method.before_forward(step)
-        optimizer.zero_grad()
-        loss(model).backward()
-        method.before_step(step)
-        optimizer.step()
-        method.after_step(step, lr)
 
 
 def test_every_step_by_a_plain_loop():

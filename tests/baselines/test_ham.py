@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from baselines.steps import advance, train
 from rewa.baselines.adaptive_lasso import AdaptiveLasso
 from rewa.baselines.dense import Dense
 from rewa.baselines.ham import HAM
@@ -38,29 +39,8 @@ def slanted(model: nn.Linear) -> Tensor:
     return (SLOPES * model.weight).sum() + model.bias.sum()
 
 
-def advance(method: Method, model, optimizer, loss, steps) -> None:
-    for step in steps:
-        lr = method.plan.learning_rates[step]
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        method.before_forward(step)
-        optimizer.zero_grad()
-        loss(model).backward()
-        method.before_step(step)
-        optimizer.step()
-        method.after_step(step, lr)
-
-
-def train(method: Method, model, loss=slanted, plan: Plan = PLAN):
-    method.prepare(model)
-    optimizer = method.start(model, plan)
-    advance(method, model, optimizer, loss, range(plan.steps))
-    method.finish(model)
-    return model
-
-
 def test_steps_by_hand():
-    model = train(HAM(strength=0.3), linear())
+    model = train(HAM(strength=0.3), linear(), slanted, PLAN)
     # First step: the recipe's decay in the gradient, then the mirror step with the gradient alone and the new signs.
     momentum = SLOPES + 0.5 * START
     x = START - 0.1 * momentum
@@ -77,36 +57,36 @@ def test_steps_by_hand():
 
 def test_without_a_bound_it_is_the_papers_step():
     plan = replace(PLAN, learning_rates=(0.1,), weight_decay=0.0)
-    model = train(HAM(strength=0.3, bound=math.inf), linear(), plan=plan)
+    model = train(HAM(strength=0.3, bound=math.inf), linear(), slanted, plan)
     x = START - 0.1 * SLOPES
     torch.testing.assert_close(model.weight.detach(), x * torch.exp(0.1 * (-200 * x.sign() * SLOPES - 0.3)))
 
 
 def test_dense_may_have_its_own_decay():
     plan = replace(PLAN, learning_rates=(0.1,))
-    model = train(HAM(strength=0.0, alpha=0.0, on=Dense(strength=0.2)), linear(), plan=plan)
+    model = train(HAM(strength=0.0, alpha=0.0, on=Dense(strength=0.2)), linear(), slanted, plan)
     torch.testing.assert_close(model.weight.detach(), START - 0.1 * (SLOPES + 0.2 * START))
 
 
 @pytest.mark.parametrize("make", [L1, L1Subgradient])
 def test_on_another_method_its_step_comes_first(make: type[Method]):
     plan = replace(PLAN, learning_rates=(0.1,))
-    plain = train(make(strength=0.25), linear(), plan=plan)
+    plain = train(make(strength=0.25), linear(), slanted, plan)
     x = plain.weight.detach()
     expected = x * torch.exp((-0.1 * 50 * x.sign() * plain.weight.grad).clamp(-1, 1) - 0.1 * 0.7)
-    model = train(HAM(on=make(), strength=0.25, alpha=50.0, beta=0.7), linear(), plan=plan)
+    model = train(HAM(on=make(), strength=0.25, alpha=50.0, beta=0.7), linear(), slanted, plan)
     torch.testing.assert_close(model.weight.detach(), expected)
 
 
 def test_on_rewa_the_strength_is_the_decay_of_y():
     ham = HAM(on=ReWA(K=3, M=1), strength=0.02, alpha=0.0, beta=0.0)
     plain, model = linear(), linear()
-    train(ReWA(K=3, M=1, strength=0.02), plain)
-    train(ham, model)
+    train(ReWA(K=3, M=1, strength=0.02), plain, slanted, PLAN)
+    train(ham, model, slanted, PLAN)
     torch.testing.assert_close(model.weight, plain.weight, rtol=0, atol=0)
     once = replace(PLAN, learning_rates=(0.1,))
-    shrunk = train(HAM(on=ReWA(K=3, M=1), strength=0.02, alpha=0.0, beta=0.4), linear(), plan=once)
-    plain = train(ReWA(K=3, M=1, strength=0.02), linear(), plan=once)
+    shrunk = train(HAM(on=ReWA(K=3, M=1), strength=0.02, alpha=0.0, beta=0.4), linear(), slanted, once)
+    plain = train(ReWA(K=3, M=1, strength=0.02), linear(), slanted, once)
     torch.testing.assert_close(shrunk.weight.detach(), math.exp(-0.04) * plain.weight.detach())
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from baselines.steps import advance, train
 from rewa.baselines.l1 import L1, L1Subgradient
 from rewa.baselines.method import Method, Plan
 
@@ -28,25 +29,6 @@ def slanted(model: nn.Linear) -> Tensor:
     return (SLOPES * model.weight).sum() + model.bias.sum()
 
 
-def advance(method: Method, model, optimizer, loss, steps) -> None:
-    for step in steps:
-        lr = method.plan.learning_rates[step]
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        method.before_forward(step)
-        optimizer.zero_grad()
-        loss(model).backward()
-        method.before_step(step)
-        optimizer.step()
-        method.after_step(step, lr)
-
-
-def train(method: Method, model, loss, plan: Plan = PLAN):
-    optimizer = method.start(model, plan)
-    advance(method, model, optimizer, loss, range(plan.steps))
-    return model
-
-
 def soft(z: Tensor, t: float) -> Tensor:
     return z.sign() * (z.abs() - t).clamp(min=0)
 
@@ -59,7 +41,7 @@ def logistic(model: nn.Linear) -> Tensor:
 
 
 def test_proximal_steps_by_hand():
-    model = train(L1(strength=0.5), linear(), slanted)
+    model = train(L1(strength=0.5), linear(), slanted, PLAN)
     # After the first step 0.5 - 0.1 = 0.4, -0.3 + 0.2 = -0.1, 0.04; all move by 0.1 * 0.5 = 0.05 towards zero. In the second
     # the momentum is 1.9 times the gradient, the rate 0.2, the threshold 0.1, and no decay of the recipe is there.
     expected = torch.tensor([[0.0, -0.05 + 0.76 - 0.1, 0.0]])  # 0.35 - 0.38 lies within the threshold

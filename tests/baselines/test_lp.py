@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from baselines.steps import brute_force, train
 from rewa import theory
 from rewa.baselines.l1 import L1Subgradient
 from rewa.baselines.lp import ClippedLp, Half, L1ClippedLp
-from rewa.baselines.method import Method, Plan
+from rewa.baselines.method import Plan
 
 PLAN = Plan(learning_rates=(0.1, 0.2), steps_per_epoch=1, momentum=0.9, weight_decay=0.5)
 SLOPES = torch.tensor([[1.0, -2.0, 0.0]], dtype=torch.float64)
@@ -27,33 +28,6 @@ def linear() -> nn.Linear:
 def slanted(model: nn.Linear) -> Tensor:
     """A loss whose gradient is ``SLOPES``, and 1 for the bias."""
     return (SLOPES * model.weight).sum() + model.bias.sum()
-
-
-def train(method: Method, model, loss, plan: Plan = PLAN):
-    optimizer = method.start(model, plan)
-    for step, lr in enumerate(plan.learning_rates):
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        method.before_forward(step)
-        optimizer.zero_grad()
-        loss(model).backward()
-        method.before_step(step)
-        optimizer.step()
-        method.after_step(step, lr)
-    return model
-
-
-def brute_force(z: np.ndarray, penalty) -> np.ndarray:
-    """Minimizers of (x - z)^2 / 2 + penalty(x), which lie between 0 and z, on a grid and a finer one around its best."""
-
-    def best(candidates: np.ndarray) -> np.ndarray:
-        values = (candidates - z[:, None]) ** 2 / 2 + penalty(candidates)
-        return candidates[np.arange(len(z)), values.argmin(1)]
-
-    share = np.linspace(0, 1, 4001)
-    coarse = best(z[:, None] * share)
-    fine = coarse[:, None] + z[:, None] * np.linspace(-1, 1, 4001) / 4000
-    return np.where(coarse == 0, 0, best(fine))
 
 
 def logistic(model: nn.Linear) -> Tensor:
@@ -150,7 +124,7 @@ def test_half_thresholds_after_the_step_by_hand():
 
 
 def test_half_leaves_the_bias_alone():
-    assert train(Half(strength=100.0), linear(), slanted).bias.item() == pytest.approx(0.25 - 0.1 - 0.38)
+    assert train(Half(strength=100.0), linear(), slanted, PLAN).bias.item() == pytest.approx(0.25 - 0.1 - 0.38)
 
 
 def test_grids_mean_the_same_for_short_and_long_runs():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from baselines.steps import brute_force, train
 from rewa import theory
 from rewa.baselines.l1 import L1
 from rewa.baselines.mcp import MCP
@@ -17,32 +18,6 @@ def penalty(x: np.ndarray, method: MCP, a: float = 3.0) -> np.ndarray:
     """Zhang's penalty for any a, scaled to the slope at zero and the knee; a drops out."""
     lam = method.knee / a
     return method.strength * theory.mcp(x, lam=lam, a=a) / lam
-
-
-def brute_force(z: np.ndarray, penalty) -> np.ndarray:
-    """Minimizers of (x - z)^2 / 2 + penalty(x), which lie between 0 and z, on a grid and a finer one around its best."""
-
-    def best(candidates: np.ndarray) -> np.ndarray:
-        values = (candidates - z[:, None]) ** 2 / 2 + penalty(candidates)
-        return candidates[np.arange(len(z)), values.argmin(1)]
-
-    coarse = best(z[:, None] * np.linspace(0, 1, 4001))
-    fine = coarse[:, None] + z[:, None] * np.linspace(-1, 1, 4001) / 4000
-    return np.where(coarse == 0, 0, best(fine))
-
-
-def train(method, model, loss, plan: Plan):
-    optimizer = method.start(model, plan)
-    for step, lr in enumerate(plan.learning_rates):
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        method.before_forward(step)
-        optimizer.zero_grad()
-        loss(model).backward()
-        method.before_step(step)
-        optimizer.step()
-        method.after_step(step, lr)
-    return model
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.9, 1.1, 5.0])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from baselines.steps import brute_force, train
 from rewa import theory
 from rewa.baselines.l1 import L1
 from rewa.baselines.method import Plan
@@ -19,32 +20,6 @@ CURVATURES = (0.05, 0.9, 1.0, 2.5, 2.75, 4.0, 4.65, 4.75, 9.0)
 def penalty(x: np.ndarray, method: SCAD) -> np.ndarray:
     lam = method.knee / method.a
     return method.strength * theory.scad(x, lam=lam, a=method.a) / lam
-
-
-def brute_force(z: np.ndarray, penalty) -> np.ndarray:
-    """Minimizers of (x - z)^2 / 2 + penalty(x), which lie between 0 and z, on a grid and a finer one around its best."""
-
-    def best(candidates: np.ndarray) -> np.ndarray:
-        values = (candidates - z[:, None]) ** 2 / 2 + penalty(candidates)
-        return candidates[np.arange(len(z)), values.argmin(1)]
-
-    coarse = best(z[:, None] * np.linspace(0, 1, 4001))
-    fine = coarse[:, None] + z[:, None] * np.linspace(-1, 1, 4001) / 4000
-    return np.where(coarse == 0, 0, best(fine))
-
-
-def train(method: SCAD, model, loss, plan: Plan):
-    optimizer = method.start(model, plan)
-    for step, lr in enumerate(plan.learning_rates):
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        method.before_forward(step)
-        optimizer.zero_grad()
-        loss(model).backward()
-        method.before_step(step)
-        optimizer.step()
-        method.after_step(step, lr)
-    return model
 
 
 @pytest.mark.parametrize("c", CURVATURES)
