@@ -155,6 +155,9 @@ class Ridge(Method):
     name: ClassVar[str] = "ridge"
     finetune_share: ClassVar[float] = 0.3
 
+    def grid(self, plan):
+        return (0.1,)
+
     def penalty(self) -> Tensor | None:
         return sum((self.strength * (weight**2).sum() for weight in self.weights.values()), torch.zeros(()))
 

@@ -40,6 +40,9 @@ class Upper(On):
 
     size: int = 1
 
+    def grid(self, plan):
+        return (0.1,)
+
 
 @dataclass(kw_only=True)
 class Told(Method):
@@ -47,6 +50,9 @@ class Told(Method):
 
     name: ClassVar[str] = "told"
     asked: list[object] = field(default_factory=list, init=False)
+
+    def grid(self, plan):
+        return (0.1,)
 
     def __getattribute__(self, name: str):
         if name in HOOKS:

@@ -94,6 +94,9 @@ def test_every_parameter_is_in_one_group_with_its_decay():
             return x
 
     class Method(Parametrized):
+        def grid(self, plan):
+            return (0.1,)
+
         def form(self, weight):
             return Offset()
 

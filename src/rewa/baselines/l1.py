@@ -2,6 +2,7 @@ r"""The :math:`\ell_1` penalty, by its proximal map and by its subgradient, and 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,6 +53,7 @@ class Proximal(Penalized):
         """Slopes at zero that move a weight without gradient by the same distances in short and long runs."""
         return tuple(budget / plan.rate_sum for budget in self.budgets[plan.optimizer])
 
+    @abstractmethod
     def prox(self, z: Tensor, lr: float) -> Tensor:
         """The proximal map.
 
@@ -59,7 +61,6 @@ class Proximal(Penalized):
             z: Weights as the optimizer left them.
             lr: Learning rate.
         """
-        raise NotImplementedError
 
     @torch.no_grad()
     def after_step(self, step: int, lr: float) -> None:
@@ -82,13 +83,13 @@ class Subgradient(Penalized):
         the strengths to sweep are sizes of gradients, and do not depend on the length of the run.
     """
 
+    @abstractmethod
     def slope(self, x: Tensor) -> Tensor:
         r"""The subgradient :math:`\psi'(x)`.
 
         Args:
             x: Weights.
         """
-        raise NotImplementedError
 
     @torch.no_grad()
     def before_step(self, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
@@ -67,7 +68,7 @@ class Plan:
 
 
 @dataclass(kw_only=True)
-class Method:
+class Method(ABC):
     """One way to a sparse model, for one run. Its fields are its settings; what it learns on the way is its state.
 
     The loop calls, in this order: :meth:`prepare` on the plain model, :meth:`start` once the model is on its device (and
@@ -90,13 +91,13 @@ class Method:
     weights: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     plan: Plan = field(init=False, repr=False)
 
+    @abstractmethod
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """Four strengths to sweep, weakest first, so chosen that they mean the same for short and long runs.
 
         Args:
             plan: The run, as :meth:`planned` returns it.
         """
-        raise NotImplementedError
 
     def planned(self, plan: Plan) -> Plan:
         """The run as this method needs it, with another optimizer or rate perhaps; never longer.

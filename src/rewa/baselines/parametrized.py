@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,13 +28,13 @@ class Parametrized(Method):
 
     places: dict[str, tuple[nn.Module, str]] = field(default_factory=dict, init=False, repr=False)
 
+    @abstractmethod
     def form(self, weight: Tensor) -> nn.Module:
         """The parametrization of one weight; its ``right_inverse`` makes the tensors to train.
 
         Args:
             weight: The weight as the model starts with it.
         """
-        raise NotImplementedError
 
     def form_settings(self) -> dict[str, Any]:
         """The optimizer's settings for the parameters of the forms themselves."""

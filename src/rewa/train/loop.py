@@ -399,8 +399,7 @@ class _Run:
             return
         epoch, step = divmod(self.step - 1, self.epoch_steps)
         reason = f"the {what} is {loss} in epoch {epoch + 1}, step {step + 1}"
-        if self.world.first:
-            self._write_record("failed", reason=reason)
+        self._write_record("failed", reason=reason)
         raise TrainingError(
             f"{reason}: lower lr={self.recipe.lr:g} or strength={self.job.method.strength:g}, or set clip_norm; "
             f"the last checkpoint in {self.folder} is from before"
