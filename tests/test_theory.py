@@ -106,3 +106,20 @@ def test_penalties_of_other_methods():
 @pytest.mark.parametrize(("M", "at_zero"), [(2, math.inf), (1, 0.25), (0, 0.0)])
 def test_growth_threshold_at_zero(M, at_zero):
     assert theory.growth_threshold(0.0, 9, M, lam=0.25) == at_zero
+
+
+@pytest.mark.parametrize(("K", "M"), [(9, 4), (9, 2), (3, 2), (5, 1.5)])
+def test_growth_start_inverts_the_growth_threshold(K, M):
+    gradients = np.array([0.5, 1.0, 2.0, 5.0])
+    starts = theory.growth_start(gradients, K, M, lam=0.25)
+    np.testing.assert_allclose(theory.growth_threshold(starts, K, M, lam=0.25), gradients, rtol=1e-12)
+    for gradient, start in zip(gradients, starts, strict=True):
+        for factor, grows in ((1.01, True), (0.99, False)):
+            y = (factor * start) ** (1 / K)
+            assert bool(y - 1e-4 * (0.25 * y - gradient * y**M) > y) is grows
+
+
+def test_growth_start_at_its_ends():
+    assert theory.growth_start([0.2, 0.3], 9, 1, lam=0.25).tolist() == [math.inf, 0.0]
+    assert theory.growth_start([0.0, 3.0], 9, 0.5, lam=0.25).tolist() == [0.0, 0.0]
+    assert theory.growth_start(0.0, 9, 2, lam=0.25) == math.inf

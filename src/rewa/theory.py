@@ -23,6 +23,7 @@ __all__ = [
     "elimination_loss_bound",
     "elimination_threshold",
     "exact_recovery",
+    "growth_start",
     "growth_threshold",
     "l1_clipping",
     "mcp",
@@ -262,6 +263,37 @@ def growth_threshold(x: ArrayLike, K: float, M: float, *, lam: float) -> Array:
     a = np.abs(np.asarray(x, dtype=np.float64))
     at_zero = math.inf if M > 1 else lam if M == 1 else 0.0
     return np.where(a > 0, regularizer_gradient(a, K, M, lam=lam), at_zero)
+
+
+def growth_start(gradient: ArrayLike, K: float, M: float, *, lam: float) -> Array:
+    r"""Smallest weight that a gradient makes grow, the inverse of :func:`growth_threshold`: a start below it is lost.
+
+    .. math:: |x| > (\lambda / |g|)^{K/(M-1)}
+
+    For ``eps = 0``. For ``M = 1`` it is 0 or infinite, as the gradient exceeds :math:`\lambda` or not; for ``M < 1`` it is 0
+    for every gradient, since the smaller a weight the more easily it grows.
+
+    Args:
+        gradient: Gradients that pull outwards.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        lam: Weight decay, positive.
+
+    Example:
+        >>> growth_start(2.0, K=9, M=4, lam=0.25).round(5)
+        array(0.00195)
+
+    References:
+        The step of Algorithm 1: y grows if and only if :math:`|g|\,|y|^M > \lambda |y|`.
+    """
+    check_exponents(K, M, 0.0)
+    g = np.abs(np.asarray(gradient, dtype=np.float64))
+    if M < 1:
+        return np.zeros_like(g)
+    if M == 1:
+        return np.where(g > lam, 0.0, math.inf)
+    with np.errstate(divide="ignore"):
+        return np.asarray((lam / g) ** (K / (M - 1)))
 
 
 def decay_budget(
