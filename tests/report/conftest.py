@@ -1,8 +1,11 @@
-"""Hand-made records: input files as the training loop writes them, small where a test counts on its fingers."""
+"""A browser to look at pages, and hand-made records as the training loop writes them, small where a test counts by hand."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +187,51 @@ def plausible():
 def half_way():
     """Adds a run that is still running."""
     return lambda root: save_run(root, plausible_record("l1", 2.5, 0, knee=METHODS["l1"], status="running"))
+
+
+@pytest.fixture(scope="module")  # and no longer: while it is open, asyncio.run fails in this process
+def browser():
+    """Chromium as the system has it."""
+    found = {"playwright": importlib.util.find_spec("playwright"), "chromium": shutil.which("chromium")}
+    missing = [name for name, place in found.items() if not place]
+    if missing:
+        reason = f"needs {' and '.join(missing)} to look at the page"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a page and, in the end, checks that nothing was logged and nothing but the file was asked for."""
+    contexts, complaints, requests = [], [], []
+
+    def opened(path, viewport=None, **options):
+        context = browser.new_context(viewport=viewport or {"width": 1280, "height": 900}, **options)
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert requests
+    assert [url for url in requests if not url.startswith(("file://", "data:"))] == []
+
+
+@pytest.fixture(scope="session")
+def overflow():
+    """How much wider than the screen a page is."""
+    return lambda page: page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")

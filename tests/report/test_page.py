@@ -1,34 +1,13 @@
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 import re
-import shutil
 
 import pytest
 
 from rewa.report import write
 
 PHONE, DESKTOP = {"width": 375, "height": 812}, {"width": 1280, "height": 900}
-
-
-@pytest.fixture(scope="module")  # and no longer: while it is open, asyncio.run fails in this process
-def browser():
-    """Chromium as the system has it."""
-    found = {"playwright": importlib.util.find_spec("playwright"), "chromium": shutil.which("chromium")}
-    missing = [name for name, place in found.items() if not place]
-    if missing:
-        reason = f"needs {' and '.join(missing)} to look at the page"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -39,36 +18,8 @@ def report(tmp_path_factory, plausible, half_way):
     return write(folder / "runs", folder / "report.html", figures=False)[0]
 
 
-@pytest.fixture
-def visit(browser):
-    """Opens a page and, in the end, checks that nothing was logged and nothing but the file was asked for."""
-    contexts, complaints, requests = [], [], []
-
-    def opened(path, viewport=DESKTOP, **options):
-        context = browser.new_context(viewport=viewport, **options)
-        context.set_default_timeout(10_000)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri())
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert complaints == []
-    assert requests
-    assert [url for url in requests if not url.startswith(("file://", "data:"))] == []
-
-
 def lines(page):
     return page.locator("figure[data-comparison] path.line")
-
-
-def overflow(page):
-    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
 def test_shows_what_was_found(visit, report):
@@ -154,7 +105,7 @@ def test_select_changes_the_run(visit, report):
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_fits_the_screen(visit, report, viewport):
+def test_fits_the_screen(visit, report, viewport, overflow):
     page = visit(report, viewport)
     assert overflow(page) == 0
     page.locator("figure[data-comparison] .plot svg g circle").last.hover()
@@ -163,7 +114,7 @@ def test_fits_the_screen(visit, report, viewport):
     assert overflow(page) == 0
 
 
-def test_charts_follow_the_width(visit, report):
+def test_charts_follow_the_width(visit, report, overflow):
     page = visit(report)
     chart = page.locator("figure[data-comparison] .plot svg").first
     wide = chart.get_attribute("viewBox")
@@ -192,7 +143,7 @@ def test_prints_everything_in_light_colours(visit, report):
     assert page.evaluate("getComputedStyle(document.querySelector('.tall .scroll')).maxHeight") == "none"
 
 
-def test_many_methods_and_two_recipes(visit, tmp_path, plausible):
+def test_many_methods_and_two_recipes(visit, tmp_path, plausible, overflow):
     """23 methods can be told apart by colour, dash and marker; a loss stands beside an accuracy."""
     names = [f"method-{index}" for index in range(23)]
     plausible(tmp_path / "runs", names, seeds=1)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import html
-import json
 import math
-import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from rewa.files import write_atomically
 from rewa.report.figure import BANDS, DASHES, draw, styles, top_range
+from rewa.report.frame import fill, frame, items, listed, notes, number, table, value
 from rewa.report.records import Run, scan
 from rewa.report.tables import Comparison, Entry, compare, differing, flat
 from rewa.report.text import drop, finding, headline, points_csv, ratio, score, size, spread, table_csv, unit
@@ -79,48 +77,24 @@ def page(comparisons: Sequence[Comparison], problems: Sequence[str] = ()) -> str
     counts = [f"{len(runs)} run{'s' * (len(runs) != 1)}", f"{finished} finished", f"{methods} method{'s' * (methods != 1)}"]
     counts.append(f"{seeds} seed{'s' * (seeds != 1)}")
     payload, thinned = _payload(comparisons)
-    parts = {
-        "title": html.escape(title),
-        "lead": html.escape(lead),
-        "counts": html.escape(" · ".join(counts)),
-        "problems": _notes(problems),
-        "comparisons": "\n".join(_section(index, comparison, single) for index, comparison in enumerate(comparisons)),
-        "thinned": html.escape(thinned),
-        "settings": _settings(comparisons),
-        "provenance": _provenance(runs),
-        "runs": _runs(comparisons),
-        "data": _json(payload),
-        "style": _asset("page.css"),
-        "script": _asset("page.js"),
-    }
-    # In one pass, so that nothing which is put in is looked through again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
-
-
-def _asset(name: str) -> str:
-    return (files("rewa.report") / name).read_text(encoding="utf-8")
-
-
-def _json(payload: Any) -> str:
-    """JSON that can stand in a script element: no "<" in it, so no "</script>"."""
-    return json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], label: str) -> str:
-    """A table in a box of its own that scrolls; header cells and first cells are headers. Cells are HTML."""
-    head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
-    body = "\n".join(
-        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>' for first, *rest in rows
+    main = fill(
+        "page.html",
+        comparisons="\n".join(_section(index, comparison, single) for index, comparison in enumerate(comparisons)),
+        thinned=html.escape(thinned),
+        settings=_settings(comparisons),
+        provenance=_provenance(runs),
+        runs=_runs(comparisons),
     )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(label)}"><table>'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+    return frame(
+        brand="rewa report",
+        title=title,
+        lead=lead,
+        counts=" · ".join(counts),
+        notes=notes(problems),
+        main=main,
+        data=payload,
+        script="page.js",
     )
-
-
-def _notes(sentences: Iterable[str]) -> str:
-    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="warnings" role="note" aria-label="Warnings">{items}</ul>' if items else ""
 
 
 def _section(index: int, comparison: Comparison, single: bool) -> str:
@@ -129,7 +103,7 @@ def _section(index: int, comparison: Comparison, single: bool) -> str:
     parts = [f'<section aria-labelledby="c{index}"><h2 id="c{index}"{look}>{html.escape(heading)}</h2>']
     if not single and (sentence := finding(comparison)):
         parts.append(f'<p class="lead">{html.escape(sentence)}</p>')
-    parts.append(_notes(comparison.warnings))
+    parts.append(notes(comparison.warnings))
     if not comparison.entries:
         parts.append("<p>No run is finished yet: there is nothing to compare. The training curves are below.</p></section>")
         return "\n".join(parts)
@@ -171,7 +145,7 @@ def _cells(comparison: Comparison) -> str:
     header = ["method", "seeds", *(f"≥ {ratio(each)}" for each in comparison.compressions)]
     return (
         f"<h3>{unit(metric).capitalize()} at a compression of at least …</h3>"
-        + _table(header, rows, f"{unit(metric)} by method and compression")
+        + table(header, rows, f"{unit(metric)} by method and compression")
         + '<p class="note">Mean ± standard deviation (n &minus; 1) over the seeds; bold: the best mean of its column. Small: '
         "mean compression of the prunable weights / of the whole model at the chosen points. A cell is there only if every "
         "seed of the method reaches the compression.</p>"
@@ -206,22 +180,11 @@ def _sizes(comparison: Comparison) -> str:
     header = ["method", "seeds", "file", "dense file", "smaller", "compression", unit(metric)]
     return (
         "<h3>Deployed sizes</h3>"
-        + _table(header, rows, "sizes of the files that would ship")
+        + table(header, rows, "sizes of the files that would ship")
         + f'<p class="note">For each seed the method\'s smallest file whose validation {metric} is at most {drop(comparison)} '
         "worse than that of the best final model of any method; mean over the seeds that have one. Compression: prunable "
         "weights / whole model.</p>"
     )
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return html.escape(value if isinstance(value, str) else json.dumps(value, default=str))
-
-
-def _listed(values: Sequence[Any], most: int = 12) -> str:
-    rest = f", and {len(values) - most} more" if len(values) > most else ""
-    return ", ".join(f"<code>{_value(value)}</code>" for value in values[:most]) + rest
 
 
 def _settings(comparisons: Sequence[Comparison]) -> str:
@@ -229,10 +192,10 @@ def _settings(comparisons: Sequence[Comparison]) -> str:
     each = [flat({"recipe": run.recipe, "data": run.data, "numeric": run.numeric}) for run in runs]
     unlike = differing(each)
     common = {key: value for key, value in each[0].items() if key not in unlike}
-    rows = [[html.escape(key), _listed(values)] for key, values in unlike.items()]
+    rows = [[html.escape(key), listed(values)] for key, values in unlike.items()]
     parts = ["<h3>Settings that differ between runs</h3>"]
     if rows:
-        parts.append(_table(["setting", "values"], rows, "settings that differ"))
+        parts.append(table(["setting", "values"], rows, "settings that differ"))
     else:
         parts.append("<p>None, apart from the methods, strengths and seeds.</p>")
     parts.append("<h3>Methods</h3>")
@@ -240,17 +203,17 @@ def _settings(comparisons: Sequence[Comparison]) -> str:
         [
             html.escape(entry.label if len(comparisons) == 1 else f"{entry.label} on {comparison.title}"),
             html.escape(_assignments(entry)) or "&ndash;",
-            _listed(entry.strengths),
+            listed(entry.strengths),
             html.escape(entry.strength_is),
-            _listed(entry.seeds),
+            listed(entry.seeds),
         ]
         for comparison in comparisons
         for entry in comparison.entries
     ]
     header = ["method", "settings", "strengths", "the strength is", "seeds"]
-    parts.append(_table(header, methods, "methods and their settings") if methods else "<p>No run is finished yet.</p>")
-    items = "".join(f"<div><dt>{html.escape(key)}</dt><dd>{_value(value)}</dd></div>" for key, value in common.items())
-    parts.append(f"<details><summary>Settings common to all runs ({len(common)})</summary><dl>{items}</dl></details>")
+    parts.append(table(header, methods, "methods and their settings") if methods else "<p>No run is finished yet.</p>")
+    shared = items({key: value(setting) for key, setting in common.items()})
+    parts.append(f"<details><summary>Settings common to all runs ({len(common)})</summary>{shared}</details>")
     return "\n".join(parts)
 
 
@@ -264,13 +227,11 @@ def _provenance(runs: Sequence[Run]) -> str:
     each = [flat({"commit": run.commit, "versions": run.versions, "hardware": run.hardware}) for run in runs]
     unlike = differing(each)
     names = dict.fromkeys(name for mapping in each for name in mapping)
-    items = "".join(
-        f"<div><dt>{html.escape(name)}</dt><dd>{_listed(unlike.get(name, [each[0].get(name)]))}</dd></div>" for name in names
-    )
+    made = items({name: listed(unlike.get(name, [each[0].get(name)])) for name in names})
     commands = "".join(
         f"<li><code>{html.escape(command)}</code></li>" for command in dict.fromkeys(run.command for run in runs)
     )
-    return f"<dl>{items}</dl><details><summary>Commands</summary><ol class='commands'>{commands}</ol></details>"
+    return f"{made}<details><summary>Commands</summary><ol class='commands'>{commands}</ol></details>"
 
 
 def _runs(comparisons: Sequence[Comparison]) -> str:
@@ -297,7 +258,7 @@ def _runs(comparisons: Sequence[Comparison]) -> str:
     header = ["run", "status", "method", "strength", "seed", "epochs", "time", "compression", test, "file"]
     scrolls = f" Scroll inside the box to see all {len(rows)} runs." if len(rows) > 12 else ""
     return (
-        f'<div class="tall">{_table(header, rows, "all runs")}</div><p class="note">Compression, test metric and file are '
+        f'<div class="tall">{table(header, rows, "all runs")}</div><p class="note">Compression, test metric and file are '
         f"those of the final model. Runs that are not finished are in no other table.{scrolls}</p>"
     )
 
@@ -360,12 +321,6 @@ def _start(comparisons: Sequence[Comparison]) -> int:
     return 0
 
 
-def _number(value: Any) -> float | None:
-    """A number in four digits, None for what JSON cannot write."""
-    number = math.nan if value is None else float(value)
-    return float(f"{number:.4g}") if math.isfinite(number) else None
-
-
 def _chart(comparison: Comparison, numbers: Mapping[str, int]) -> dict[str, Any]:
     cells = [cell for entry in comparison.entries for cell in entry.line if math.isfinite(cell.mean)]
     ends = [cell.mean + sign * (cell.sd or 0) for cell in cells for sign in (-1, 1)] or [0.0, 1.0]
@@ -383,13 +338,13 @@ def _chart(comparison: Comparison, numbers: Mapping[str, int]) -> dict[str, Any]
                 "points": [
                     {
                         "x": cell.compression,
-                        "y": _number(cell.mean),
-                        "sd": None if cell.sd is None else _number(cell.sd),
+                        "y": number(cell.mean),
+                        "sd": None if cell.sd is None else number(cell.sd),
                         "text": spread(cell, comparison.metric),
                         "n": cell.n,
                         "prunable": ratio(cell.prunable),
                         "model": ratio(cell.model),
-                        "chosen": [[choice.run.seed, _number(choice.run.strength)] for choice in cell.choices],
+                        "chosen": [[choice.run.seed, number(choice.run.strength)] for choice in cell.choices],
                     }
                     for cell in entry.line
                     if math.isfinite(cell.mean)
@@ -408,7 +363,7 @@ def _training(run: Run, most: int) -> dict[str, Any]:
     return {
         "epoch": [row.get("epoch", index + 1) for index, row in zip(kept, rows, strict=True)],
         "finetune": min(tuning, default=None),
-        **{column: [_number(row.get(column)) for row in rows] for column in COLUMNS},
+        **{column: [number(row.get(column)) for row in rows] for column in COLUMNS},
     }
 
 
@@ -420,12 +375,12 @@ def _weights(run: Run, layouts: dict[tuple[Any, ...], int], edges: dict[tuple[fl
         "nonzero": [layer.count.nonzero for layer in run.layers],
     }
     if run.histogram:
-        shared = tuple(_number(edge) or 0.0 for edge in run.histogram.edges)
+        shared = tuple(number(edge) or 0.0 for edge in run.histogram.edges)
         result |= {
             "edges": edges.setdefault(shared, len(edges)),
             "counts": run.histogram.counts,
             "zeros": run.histogram.zeros,
         }
     if run.final:
-        result["threshold"] = _number(run.final.threshold)
+        result["threshold"] = number(run.final.threshold)
     return result

@@ -12,7 +12,22 @@ from pathlib import Path
 from rewa.report.records import Run, read
 from rewa.report.tables import Cell, Comparison, compare
 
-__all__ = ["drop", "finding", "headline", "points_csv", "ratio", "score", "size", "spread", "table_csv", "to_markdown", "unit"]
+__all__ = [
+    "csv_text",
+    "drop",
+    "finding",
+    "headline",
+    "markdown_line",
+    "markdown_table",
+    "points_csv",
+    "ratio",
+    "score",
+    "size",
+    "spread",
+    "table_csv",
+    "to_markdown",
+    "unit",
+]
 
 
 def unit(metric: str) -> str:
@@ -162,7 +177,7 @@ def points_csv(comparisons: Sequence[Comparison]) -> str:
                 ]
                 scores = [point.validation_loss, point.validation_accuracy, point.test_loss, point.test_accuracy]
                 rows.append([*start, point.threshold, *counts, *("" if math.isnan(value) else value for value in scores)])
-    return _csv(rows)
+    return csv_text(rows)
 
 
 def table_csv(comparisons: Sequence[Comparison]) -> str:
@@ -182,7 +197,7 @@ def table_csv(comparisons: Sequence[Comparison]) -> str:
                 sd = "" if cell.sd is None else cell.sd
                 where = [comparison.title, comparison.metric, entry.label, cell.compression]
                 rows.append([*where, cell.mean, sd, cell.n, cell.prunable, cell.model, len(entry.strengths), chosen])
-    return _csv(rows)
+    return csv_text(rows)
 
 
 def to_markdown(paths: Sequence[Path] | Path | Sequence[Run]) -> str:
@@ -198,55 +213,81 @@ def to_markdown(paths: Sequence[Path] | Path | Sequence[Run]) -> str:
 
 
 def _markdown(comparison: Comparison) -> list[str]:
-    lines = [f"### {_cell(headline(comparison))}", ""]
-    lines += [line for warning in comparison.warnings for line in (f"> **Warning:** {_cell(warning)}", "")]
+    lines = [f"### {markdown_line(headline(comparison))}", ""]
+    lines += [line for warning in comparison.warnings for line in (f"> **Warning:** {markdown_line(warning)}", "")]
     if not comparison.entries:
         return lines
     if sentence := finding(comparison):
-        lines += [_cell(sentence), ""]
+        lines += [markdown_line(sentence), ""]
     metric = comparison.metric
-    lines += [
+    cells = [
+        [
+            entry.label,
+            str(len(entry.seeds)),
+            str(len(entry.strengths)),
+            *(
+                f"{spread(cell, metric)} ({ratio(cell.prunable)} / {ratio(cell.model)})"
+                if (cell := entry.table.get(each))
+                else ""
+                for each in comparison.compressions
+            ),
+        ]
+        for entry in comparison.entries
+    ]
+    sizes = []
+    for entry in comparison.entries:
+        made = entry.deployed
+        label, seeds = entry.label, f"{len(made.choices)} of {made.seeds}"
+        if not made.choices:
+            sizes.append([label, seeds, "none", "", "", ""])
+            continue
+        smaller = ratio(made.dense_bytes / made.file_bytes) if made.file_bytes else ""
+        sizes.append([label, seeds, size(made.file_bytes), size(made.dense_bytes), smaller, spread(made.cell, metric)])
+    return [
+        *lines,
         f"{unit(metric).capitalize()} at a compression of the prunable weights of at least; mean ± standard deviation over the "
         "seeds. Strength and threshold were chosen on validation data. In brackets: mean compression of the prunable "
         "weights / of the whole model at the chosen points.",
         "",
-        _row(["method", "seeds", "strengths", *(ratio(each) for each in comparison.compressions)]),
-        _row(["---", *["---:"] * (len(comparison.compressions) + 2)]),
-    ]
-    for entry in comparison.entries:
-        cells = [
-            f"{spread(cell, metric)} ({ratio(cell.prunable)} / {ratio(cell.model)})" if (cell := entry.table.get(each)) else ""
-            for each in comparison.compressions
-        ]
-        lines.append(_row([_cell(entry.label), str(len(entry.seeds)), str(len(entry.strengths)), *cells]))
-    lines += [
+        *markdown_table(["method", "seeds", "strengths", *(ratio(each) for each in comparison.compressions)], cells),
         "",
         "Smallest files within the allowed drop of the best final model of any method, on validation data; mean over seeds:",
         "",
-        _row(["method", "seeds", "file", "dense file", "smaller", unit(metric)]),
-        _row(["---", *["---:"] * 5]),
+        *markdown_table(["method", "seeds", "file", "dense file", "smaller", unit(metric)], sizes),
+        "",
     ]
-    for entry in comparison.entries:
-        made = entry.deployed
-        label, seeds = _cell(entry.label), f"{len(made.choices)} of {made.seeds}"
-        if not made.choices:
-            lines.append(_row([label, seeds, "none", "", "", ""]))
-            continue
-        smaller = ratio(made.dense_bytes / made.file_bytes) if made.file_bytes else ""
-        lines.append(_row([label, seeds, size(made.file_bytes), size(made.dense_bytes), smaller, spread(made.cell, metric)]))
-    return [*lines, ""]
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a markdown table, all columns but the first aligned to the right.
+
+    Args:
+        header: The cells of the first row.
+        rows: The cells of the others.
+
+    Example:
+        >>> markdown_table(["K", "loss"], [["3", "1.2"]])
+        ['| K | loss |', '| --- | ---: |', '| 3 | 1.2 |']
+    """
+    ruler = ["---", *["---:"] * (len(header) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in ([markdown_line(each) for each in row] for row in (header, ruler, *rows))]
 
 
-def _cell(text: str) -> str:
-    """Text that markdown must not take for a table's border."""
+def markdown_line(text: str) -> str:
+    """Text in one line that markdown must not take for a table's border.
+
+    Args:
+        text: The text.
+    """
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _csv(rows: Sequence[Sequence[object]]) -> str:
+def csv_text(rows: Sequence[Sequence[object]]) -> str:
+    """The text of a CSV file.
+
+    Args:
+        rows: Its rows, the header first.
+    """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

@@ -1,0 +1,184 @@
+"""How panels look, the same in print and on the page: colours, dashes and what an axis shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rewa.report.figure import DASHES
+from rewa.report.panels.panel import Heat, Lines, Point
+
+__all__ = ["BEND", "STOPS", "Extent", "band", "cell_lines", "color", "extents", "finite", "ink", "looks", "over_text", "stops"]
+
+# From Okabe and Ito's blue to a red by way of their vermilion, through a grey that is not the white of a blank cell.
+STOPS = ("#004C78", "#1F80B8", "#93C2DE", "#EAE7E1", "#F4B698", "#DB5B2B", "#961A08")
+BEND = 0.6  # decades below its least power of ten that a logarithmic axis keeps for its zero
+
+
+def finite(value: float | None) -> float | None:
+    """The value, None if it is not a number that can be drawn.
+
+    Args:
+        value: A number or None.
+    """
+    return value if value is not None and math.isfinite(value) else None
+
+
+def stops(heat: Heat) -> tuple[str, ...]:
+    """The colours of the bar, from low to high at equal steps.
+
+    Args:
+        heat: The heat map.
+    """
+    return STOPS[::-1] if heat.reverse else STOPS
+
+
+def color(value: float | None, heat: Heat) -> str | None:
+    """The colour of a value, None for blank.
+
+    Args:
+        value: The value; beyond the ends of the bar it has the colour of the end.
+        heat: The heat map.
+    """
+    if value is None or math.isnan(value):
+        return None
+    inside = min(max(value, heat.low), heat.high)
+    place = (inside - heat.low) / (heat.high - heat.low)
+    if heat.log:
+        place = math.log(inside / heat.low) / math.log(heat.high / heat.low)
+    colors = stops(heat)
+    below = min(int(place * (len(colors) - 1)), len(colors) - 2)
+    part = place * (len(colors) - 1) - below
+    ends = zip(_channels(colors[below]), _channels(colors[below + 1]), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * part):02X}" for a, b in ends)
+
+
+def _channels(color: str) -> list[int]:
+    return [int(color[start : start + 2], 16) for start in (1, 3, 5)]
+
+
+def ink(background: str) -> str:
+    """Black or white, whichever is read better on a colour: a contrast of at least 4.5 to 1.
+
+    Args:
+        background: The colour, ``#RRGGBB``.
+
+    Example:
+        >>> ink("#004C78"), ink("#EAE7E1")
+        ('#FFFFFF', '#000000')
+    """
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (each / 255 for each in _channels(background))
+    ]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # as of WCAG 2
+    return "#FFFFFF" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"
+
+
+def cell_lines(text: str) -> list[str]:
+    """The lines of a cell's text.
+
+    Args:
+        text: The text.
+
+    Example:
+        >>> cell_lines("1.25 ± 0.03")
+        ['1.25', '± 0.03']
+    """
+    return [line.strip() for line in text.replace("±", "\n±").split("\n") if line.strip()]
+
+
+def over_text(value: float, heat: Heat) -> str:
+    """A value of the overlay in the digits that the colours can tell apart.
+
+    Args:
+        value: The value.
+        heat: The heat map.
+    """
+    if heat.log or not math.isfinite(value):
+        return f"{value:.2g}"
+    return f"{round(value, 2 - math.floor(math.log10(heat.high - heat.low))):g}"
+
+
+def looks(lines: Lines) -> list[tuple[int, tuple[float, ...]]]:
+    """For each line the number that gives its colour and marker, and its dash.
+
+    Args:
+        lines: The panel.
+    """
+    numbers: dict[str, int] = {}
+    for series in lines.series:
+        if series.of is None:
+            numbers[series.label] = len(numbers)
+    predicted = any(series.dashed for series in lines.series)
+    result = []
+    for series in lines.series:
+        number = numbers[series.of or series.label]
+        if series.dashed:
+            dash = DASHES[1 + number % (len(DASHES) - 1)]
+        else:  # without markers the dash tells lines apart in black print, unless dashes say what is a prediction
+            dash = () if series.markers or predicted else DASHES[number % len(DASHES)]
+        result.append((number, dash))
+    return result
+
+
+def band(point: Point) -> tuple[float, float] | None:
+    """The ends of a point's band or error bar, None if it has neither.
+
+    Args:
+        point: The point. An end that is missing is the point itself.
+    """
+    low, high = finite(point.low), finite(point.high)
+    if finite(point.y) is None or (low is None and high is None):
+        return None
+    return (point.y if low is None else low, point.y if high is None else high)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What an axis shows.
+
+    Args:
+        low: Its lower end.
+        high: Its upper end.
+        log: Whether it is logarithmic.
+        zero: The power of ten below which a logarithmic axis is linear, so that it has a zero; None if it needs none.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    zero: float | None = None
+
+
+def extents(lines: Lines) -> tuple[Extent, Extent]:
+    """What the horizontal and the vertical axis of a panel show.
+
+    Args:
+        lines: The panel.
+    """
+    points = [point for series in lines.series for point in series.points]
+    ends = [end for point in points for end in band(point) or ()]
+    levels = [level for level, _ in lines.reference]
+    x = _extent([point.x for point in points], lines.x_log)
+    return x, _extent([*(point.y for point in points), *levels], lines.y_log, ends, lines.y_range)
+
+
+def _extent(values: Iterable[float], log: bool, ends: Iterable[float] = (), given: tuple[float, float] | None = None) -> Extent:
+    """All values and, as far as is sensible, the ends of their bands."""
+    shown, spread = [value for value in values if math.isfinite(value)], list(ends)
+    if not log:
+        low, high = given or (min([*shown, *spread], default=0.0), max([*shown, *spread], default=1.0))
+        margin = 0.03 * (high - low) or 0.1 * abs(high) or 1.0
+        return Extent(low - margin, high + margin)
+    positive = [value for value in shown if value > 0]
+    least, most = min(positive, default=0.1), max([*positive, *spread], default=1.0)
+    bent = min(shown, default=1.0) <= 0
+    if given is not None:
+        bent, most = bent or given[0] <= 0, given[1]
+        least = given[0] if given[0] > 0 else least
+    if bent:
+        return Extent(0.0, 1.25 * max(most, least), True, 10.0 ** math.floor(math.log10(least) + 1e-9))
+    if given is None:  # a band that reaches almost to zero must not stretch the axis: it is cut off a decade below its points
+        least = max(min([least, *(end for end in spread if end > 0)]), least / 10)
+    return Extent(least / 1.25, 1.25 * max(most, least), True)
