@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 import rewa
 from rewa import cli
 from rewa.baselines import names
-from rewa.experiments import RESULTS, Result
+from rewa.experiments import RESULTS
+from rewa.experiments.digits import SweepResult
+from rewa.experiments.result import How, Result
 from rewa.train import checkpoint
 from rewa.train.recipes import RECIPES
 from rewa.train.sweep import Sweep
@@ -241,6 +244,9 @@ def test_list(capsys):
         ("report nowhere", "there is no 'nowhere'"),
         ("report empty", "no record.json in 'empty'"),
         ("reproduce nothing", "there is no result 'nothing'"),
+        ("reproduce digit", "did you mean 'digits'?"),
+        ("reproduce digits --quick", "digits has no quick version: leave out --quick"),
+        ("reproduce digits --workers 0", "Invalid workers: 0"),
         ("trian", "invalid choice: 'trian'"),
     ],
 )
@@ -337,7 +343,7 @@ def test_train_prints_json_and_report_reads_the_run(here, capsys):
 def test_reproduce_prints_as_it_is_told(here, capsys, monkeypatch):
     recipe = replace(RECIPES["digits"], epochs=2, model="mlp", hidden=(20,), compressions=(1.0, 5.0))
     small = Sweep(recipe=recipe, methods=("l1",), strengths=(0.01,), seeds=1)
-    monkeypatch.setitem(RESULTS, "small", Result("a small one", small))
+    monkeypatch.setitem(RESULTS, "small", SweepResult(line="a small one", sweep=small))
     arguments = ["reproduce", "small", "--out", "small", "--workers", "1"]
     assert run(capsys, *arguments, "--quiet") == ""
     files = [f"small/{path.name}" for path in (here / "small").iterdir() if path.is_file()]
@@ -347,6 +353,39 @@ def test_reproduce_prints_as_it_is_told(here, capsys, monkeypatch):
     assert [line for line in run(capsys, *arguments).splitlines() if line.startswith("wrote")] == [
         f"wrote {event['file']}" for event in events[1:]
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Result):
+    line: str = "a study"
+    quick: bool = True
+    seen: list[How] = field(default_factory=list)
+
+    def run(self, out, how):
+        self.seen.append(how)
+        how.progress.stage("counting", 2)
+        how.progress.advance()
+        how.progress.advance()
+        (out / "numbers.json").write_text("{}")
+        return [out / "numbers.json"]
+
+
+def test_reproduce_a_study(here, capsys, monkeypatch):
+    study = Study()
+    monkeypatch.setitem(RESULTS, "study", study)
+    assert run(capsys, "reproduce", "study").splitlines() == ["counting", "wrote results/study/numbers.json"]
+    arguments = ["--quick", "--workers", "3", "--data", "d", "--download", "--device", "cpu", "--json"]
+    assert [json.loads(line) for line in run(capsys, "reproduce", "study", *arguments).splitlines()] == [
+        {"event": "stage", "stage": "counting", "done": 0.0, "of": 2},
+        {"event": "stage", "stage": "counting", "done": 2.0, "of": 2},
+        {"event": "wrote", "file": "quick/study/numbers.json"},
+    ]
+    assert run(capsys, "reproduce", "study", "--quick", "--out", "there", "--quiet") == ""
+    assert (here / "there" / "numbers.json").exists()
+    first, second, third = study.seen
+    assert (first.quick, first.workers, first.root, first.download, first.device) == (False, None, None, False, None)
+    assert (second.quick, second.workers, second.root, second.download, second.device) == (True, 3, Path("d"), True, "cpu")
+    assert third.quick
 
 
 def test_a_reader_who_has_enough_gets_no_traceback(here):

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
 from rewa.baselines import make
-from rewa.terminal import Bars, JsonLines, Lines, sentence, sweeping, watching
+from rewa.terminal import Bars, JsonLines, Lines, Stages, sentence, studying, sweeping, watching
 from rewa.train.job import Job
 from rewa.train.loop import Watch, train
 from rewa.train.recipes import RECIPES
@@ -203,6 +204,97 @@ def test_a_sweep_tells_each_run_once(tmp_path):
         pass
     assert "2/2 runs" in plain(terminal)[-1]
     assert "6/6 epochs" in plain(terminal)[-1]
+
+
+def test_a_study_tells_each_stage_and_now_and_then_how_far_it_is(monkeypatch):
+    text, now = io.StringIO(), [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with studying(stream=text) as progress:
+        progress.stage("training", 40)
+        for _ in range(40):
+            now[0] += 1.0
+            progress.advance()
+        progress.stage("drawing", 1)
+        progress.advance()
+    # 10 of 40 took 10 s, so 30 are left; then 20; the end of a stage shows in the next.
+    lines = ["training", "training: 25%, 30 s left", "training: 50%, 20 s left", "training: 75%, 10 s left", "drawing"]
+    assert text.getvalue().splitlines() == lines
+
+
+def test_a_study_in_json(monkeypatch):
+    text, now = io.StringIO(), [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with studying(as_json=True, stream=text) as progress:
+        progress.stage("training", 3)
+        for _ in range(3):
+            progress.advance()
+            now[0] += 6.0
+        progress.stage("drawing", 1)
+        for _ in range(10):
+            progress.advance(0.1)  # in floating point their sum is less than 1
+    told = [json.loads(line) for line in text.getvalue().splitlines()]
+    assert [(line["stage"], round(line["done"], 9), line["of"]) for line in told] == [
+        ("training", 0.0, 3),
+        ("training", 3.0, 3),
+        ("drawing", 0.0, 1),
+        ("drawing", 1.0, 1),
+    ]
+    assert {line["event"] for line in told} == {"stage"}
+
+
+def test_a_quiet_study(tmp_path, capsys):
+    for stream in (io.StringIO(), Terminal()):
+        with studying(quiet=True, stream=stream) as progress:
+            assert type(progress) is Stages
+            progress.stage("training", 1)
+            progress.advance()
+            with progress.sweep(Progress(tmp_path, [JOB])) as tick:
+                tick()
+        assert stream.getvalue() == ""
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_study_in_a_terminal_has_a_bar_for_each_stage(terminal, tmp_path):
+    with studying(stream=terminal) as progress:
+        progress.stage("training [bold]30 models", 4)
+        progress.advance(3)
+        progress.progress.refresh()
+        assert re.match(r"training \[bold\]30 models [━╸╺ ]{30,} 0:00:0\d left ", plain(terminal)[-1])
+        progress.advance()
+        progress.stage("drawing", 1)
+        progress.advance()
+        with progress.sweep(Progress(tmp_path, [JOB])):
+            pass
+        progress.stage("writing", 1)
+    drawn = plain(terminal)
+    assert any(re.match(r"drawing +━{30,} 0:00:0\d left 0:00:00", line) for line in drawn)
+    assert any("0/1 runs" in line for line in drawn)
+    assert re.match(r"writing +━{30,} 0:00:0\d left -:--:--", drawn[-1])
+    assert max(map(len, drawn)) <= 80
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_threads_lose_no_step(stream):
+    with studying(stream=stream) as progress:
+        progress.stage("training", 4000)
+        threads = [threading.Thread(target=lambda: [progress.advance(0.5) for _ in range(1000)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert progress.done == 2000.0
+
+
+def test_a_study_shows_a_sweep_as_a_sweep(tmp_path):
+    for as_json in (False, True):
+        expected, text = io.StringIO(), io.StringIO()
+        job = replace(JOB, name=f"run-{as_json}")
+        train(job, tmp_path)
+        with sweeping(Progress(tmp_path, [job]), as_json=as_json, stream=expected):
+            pass
+        with studying(as_json=as_json, stream=text) as progress, progress.sweep(Progress(tmp_path, [job])):
+            pass
+        assert text.getvalue() == expected.getvalue() != ""
 
 
 ARGUMENTS = ["train", "digits", "--method", "l1", "--set", "epochs=2", "--set", "model=mlp", "--set", "compressions=1,5"]

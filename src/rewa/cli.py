@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -183,10 +184,17 @@ def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="(default report.html)")
     report.add_argument("--markdown", action="store_true", help="print the tables as Markdown instead")
     reproduce = _command(
-        commands, "reproduce", "make a published table or figure again, from training to report", "rewa reproduce digits"
+        commands,
+        "reproduce",
+        "make a published table or figure again, from training to report",
+        "rewa reproduce digits",
+        "rewa reproduce synthetic --quick",
     )
-    reproduce.add_argument("result", help="see rewa list")
-    reproduce.add_argument("--out", type=Path, metavar="FOLDER", help="(default results/RESULT)")
+    reproduce.add_argument("result", metavar="NAME", help="see rewa list")
+    reproduce.add_argument(
+        "--quick", action="store_true", help="a small version in seconds, to try the command; its numbers mean nothing"
+    )
+    reproduce.add_argument("--out", type=Path, metavar="FOLDER", help="(default results/NAME; with --quick, quick/NAME)")
     reproduce.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: as many as the cores can take)")
     _add_machine(reproduce)
     listing = _command(commands, "list", "recipes, methods and published results, one line each", "rewa list")
@@ -251,8 +259,9 @@ def _check_device(device: str | None) -> None:
 
 def _sweep(options: argparse.Namespace) -> str:
     from rewa.baselines import names
+    from rewa.terminal import sweeping
     from rewa.train.recipes import recipe
-    from rewa.train.sweep import Sweep
+    from rewa.train.sweep import Sweep, run_sweep
 
     if options.ray and options.workers is not None:
         raise ValueError("--workers is for this machine, and on a Ray cluster the cores decide: leave out --workers or --ray")
@@ -264,31 +273,34 @@ def _sweep(options: argparse.Namespace) -> str:
         seeds=options.seeds,
         changes=tuple(options.set),
     )
-    _run_sweep(sweep, options, options.out, ray=options.ray)
+    if not options.ray:
+        _check_device(options.device)
+    with _ends_of_sweeps():
+        run_sweep(
+            sweep,
+            options.out,
+            show=partial(sweeping, quiet=options.quiet, as_json=options.json),
+            root=options.data,
+            download=options.download,
+            device=options.device,
+            workers=options.workers,
+            ray=options.ray,
+        )
     return "" if options.quiet or options.json else f"next: rewa report {options.out} -o {options.out / 'report.html'}"
 
 
-def _run_sweep(sweep: Any, options: argparse.Namespace, out: Path, ray: str | None = None) -> None:
-    from rewa.terminal import sweeping
+@contextmanager
+def _ends_of_sweeps() -> Iterator[None]:
+    """The exit codes of a sweep that was stopped, or some of whose runs failed."""
     from rewa.train.loop import Stopped
-    from rewa.train.sweep import Progress, run_local, run_ray, workers_for
+    from rewa.train.sweep import RunsFailed
 
-    jobs = sweep.jobs(options.data, options.download)
-    progress = Progress(out, jobs)
-    common = {"root": options.data, "device": options.device}
     try:
-        with sweeping(progress, quiet=options.quiet, as_json=options.json) as tick:
-            if ray:
-                failures = run_ray(jobs, out, address=ray, tick=tick, **common)
-            else:
-                _check_device(options.device)
-                workers = workers_for(jobs) if options.workers is None else options.workers
-                failures = run_local(jobs, out, workers=workers, tick=tick, **common)
+        yield
     except Stopped as stopped:
         raise _Exit(f"{stopped}; saved, and the same command goes on", 128 + stopped.signal) from None
-    if failures:
-        lines = [f"{failure.name}: {failure.reason}" for failure in failures]
-        raise _Exit("\n  ".join([f"{len(failures)} of {len(jobs)} runs failed:", *lines]), 1)
+    except RunsFailed as failed:
+        raise _Exit(str(failed), 1) from None
 
 
 def _report(options: argparse.Namespace) -> str:
@@ -301,15 +313,28 @@ def _report(options: argparse.Namespace) -> str:
 
 def _reproduce(options: argparse.Namespace) -> str:
     from rewa.experiments import RESULTS
+    from rewa.experiments.result import How
     from rewa.names import nearest
+    from rewa.terminal import studying
 
     if options.result not in RESULTS:
         raise ValueError(nearest("result", options.result, RESULTS))
-    out = options.out or Path("results") / options.result
-    out.mkdir(parents=True, exist_ok=True)
     result = RESULTS[options.result]
-    _run_sweep(result.sweep, options, out / "runs")
-    paths = result.write(out)
+    if options.quick and not result.quick:
+        raise ValueError(f"{options.result} has no quick version: leave out --quick")
+    _check_device(options.device)
+    out = options.out or Path("quick" if options.quick else "results") / options.result
+    with _ends_of_sweeps(), studying(quiet=options.quiet, as_json=options.json) as progress:
+        how = How(
+            quick=options.quick,
+            workers=options.workers,
+            root=options.data,
+            download=options.download,
+            device=options.device,
+            progress=progress,
+        )
+        out.mkdir(parents=True, exist_ok=True)
+        paths = result.run(out, how)
     if options.quiet:
         return ""
     return "\n".join(json.dumps({"event": "wrote", "file": str(path)}) if options.json else f"wrote {path}" for path in paths)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,7 +17,9 @@ from rewa.train.job import Job
 from rewa.train.loop import Watch
 from rewa.train.sweep import Progress
 
-__all__ = ["Bars", "JsonLines", "Lines", "sentence", "sweeping", "watching"]
+__all__ = ["Bars", "JsonLines", "Lines", "Stages", "sentence", "studying", "sweeping", "watching"]
+
+REST = 10.0  # seconds between two lines on how far a stage is
 
 
 @contextmanager
@@ -85,6 +88,27 @@ def sweeping(
     yield (lambda: None) if quiet else tell
     if not quiet:
         tell()
+
+
+@contextmanager
+def studying(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> Iterator[Stages]:
+    """Who to tell how far a computation is that goes in stages.
+
+    Args:
+        quiet: Show nothing.
+        as_json: One JSON object in each line.
+        stream: Where to; by default the standard output.
+    """
+    stream = stream or sys.stdout
+    if quiet:
+        yield Stages()
+    elif as_json:
+        yield _JsonStages(stream)
+    elif stream.isatty():
+        with _BarStages(stream) as bars:
+            yield bars
+    else:
+        yield _LineStages(stream)
 
 
 def sentence(record: dict[str, Any]) -> str:
@@ -231,3 +255,133 @@ class Bars(Watch):
     def _show(self, state: str) -> None:
         if self.task is not None:
             self.progress.update(self.task, completed=self.done, state=state)
+
+
+class Stages:
+    """Who looks on while a computation goes from stage to stage: told of everything, shows nothing. Any thread may tell."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.words, self.total, self.done, self.started, self.shown = "", 0.0, 0.0, 0.0, 0.0
+
+    def stage(self, words: str, total: float) -> None:
+        """A stage begins, and the one before is over.
+
+        Args:
+            words: What is done in it.
+            total: How much.
+        """
+        with self.lock:
+            self.words, self.total, self.done = words, total, 0.0
+            self.started = self.shown = time.monotonic()
+            self._begin()
+
+    def advance(self, amount: float = 1.0) -> None:
+        """A part of the stage is done.
+
+        Args:
+            amount: How much of its total.
+        """
+        with self.lock:
+            self.done += amount
+            self._progress()
+
+    def sweep(self, progress: Progress) -> AbstractContextManager[Callable[[], None]]:
+        """For a stage that is a sweep: what to call now and then, as :func:`sweeping`.
+
+        Args:
+            progress: The sweep.
+        """
+        return sweeping(progress, quiet=True)
+
+    def _begin(self) -> None:
+        pass
+
+    def _progress(self) -> None:
+        pass
+
+    def _rested(self) -> bool:
+        """Whether it is time to show something again."""
+        now = time.monotonic()
+        if now - self.shown < REST:
+            return False
+        self.shown = now
+        return True
+
+
+class _LineStages(Stages):
+    """A line when a stage begins, and one now and then while it lasts."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def sweep(self, progress: Progress) -> AbstractContextManager[Callable[[], None]]:
+        return sweeping(progress, stream=self.stream)
+
+    def _begin(self) -> None:
+        self._say(self.words)
+
+    def _progress(self) -> None:
+        if 0 < self.done < self.total and self._rested():
+            left = (time.monotonic() - self.started) / self.done * (self.total - self.done)
+            self._say(f"{self.words}: {self.done / self.total:.0%}, {left:.0f} s left")
+
+    def _say(self, text: str) -> None:
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+
+class _JsonStages(_LineStages):
+    """The same as objects, and one when a stage is complete."""
+
+    def sweep(self, progress: Progress) -> AbstractContextManager[Callable[[], None]]:
+        return sweeping(progress, as_json=True, stream=self.stream)
+
+    def _begin(self) -> None:
+        self._tell()
+
+    def _progress(self) -> None:
+        if self.done >= self.total * (1 - 1e-9) or self._rested():  # parts may not quite add up to the whole
+            self._tell()
+
+    def _tell(self) -> None:
+        self._say(json.dumps({"event": "stage", "stage": self.words, "done": self.done, "of": self.total}))
+
+
+class _BarStages(Stages):
+    """A progress bar for each stage, with the time it took and the time left."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+        self.progress: Any = None  # rich's, made by a stage: a sweep draws a bar of its own
+        self.task: Any = None
+
+    def __enter__(self) -> _BarStages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+        self.progress = None
+
+    def sweep(self, progress: Progress) -> AbstractContextManager[Callable[[], None]]:
+        self.__exit__()
+        return sweeping(progress, stream=self.stream)
+
+    def _begin(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        if self.progress is None:
+            columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
+            self.progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(file=self.stream))
+            self.progress.start()
+        else:
+            self.progress.stop_task(self.task)  # its clock
+        self.task = self.progress.add_task(self.words, total=self.total)
+
+    def _progress(self) -> None:
+        if self.progress is not None:
+            self.progress.update(self.task, completed=self.done)

@@ -2,96 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from rewa.experiments.digits import DIGITS, DIGITS_METHODS
+from rewa.experiments.fig1 import FIG1
+from rewa.experiments.fig2 import FIG2A, FIG2B, FIG2C, FIG2D
+from rewa.experiments.maps import MAPS
+from rewa.experiments.overhead import OVERHEAD
+from rewa.experiments.result import Result
+from rewa.experiments.success import LOGISTIC, SUCCESS
+from rewa.experiments.synthetic import SYNTHETIC_STUDY
 
-from rewa import report
-from rewa.baselines import names
-from rewa.files import write_atomically
-from rewa.record import provenance
-from rewa.report import Comparison
-from rewa.train.recipes import RECIPES
-from rewa.train.sweep import Sweep
+__all__ = ["RESULTS"]
 
-__all__ = ["RESULTS", "Result"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """A sweep and what is published of it.
-
-    Args:
-        line: What it shows, for ``rewa list``.
-        sweep: What is trained.
-    """
-
-    line: str
-    sweep: Sweep
-
-    def write(self, out: Path) -> list[Path]:
-        """Write the report of the runs in ``out/runs``, and the numbers behind every cell of its tables.
-
-        Args:
-            out: The folder of the result.
-        """
-        runs = out / "runs"
-        paths = report.write([runs], out / "report.html")
-        numbers = {
-            **provenance(),
-            "recipe": self.sweep.recipe.settings(),
-            "methods": self.sweep.methods,
-            "seeds": self.sweep.seeds,
-            "commits_of_runs": sorted({run.commit for run in report.read([runs])}),
-            "comparisons": [_numbers(comparison) for comparison in report.compare(report.read([runs]))],
-        }
-        write_atomically(out / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False))
-        write_atomically(out / "table.md", report.to_markdown([runs]))
-        return [*paths, out / "numbers.json", out / "table.md"]
-
-
-def _numbers(comparison: Comparison) -> dict[str, Any]:
-    """Each cell with the runs and thresholds that were chosen for it, seed by seed."""
-    rows = []
-    for entry in comparison.entries:
-        for compression, cell in entry.table.items():
-            chosen = [
-                {
-                    "seed": choice.run.seed,
-                    "strength": choice.run.strength,
-                    "threshold": choice.point.threshold,
-                    "validation": choice.point.validation(comparison.metric),
-                    "test": choice.test,
-                }
-                for choice in cell.choices
-            ]
-            rows.append(
-                {"method": entry.label, "compression": compression, "mean": cell.mean, "sd": cell.sd, "n": cell.n}
-                | {"prunable_ratio": cell.prunable, "model_ratio": cell.model, "chosen": chosen}
-            )
-    deployed = [
-        {
-            "method": entry.label,
-            "seeds": len(entry.deployed.choices),
-            "of": entry.deployed.seeds,
-            "file_bytes": entry.deployed.file_bytes if entry.deployed.choices else None,
-            "dense_bytes": entry.deployed.dense_bytes if entry.deployed.choices else None,
-            "test": entry.deployed.cell.mean if entry.deployed.choices else None,
-        }
-        for entry in comparison.entries
-    ]
-    weights = asdict(comparison.runs[0].curve[0].prunable)["total"] if comparison.runs[0].curve else None
-    return {"title": comparison.title, "metric": comparison.metric, "weights": weights, "cells": rows, "deployed": deployed}
-
-
-RESULTS = {
-    "digits": Result(
-        "dense, l1 and ReWA on digits: the README's table and curve, in a minute or two",
-        Sweep(recipe=RECIPES["digits"], methods=("dense", "l1", "rewa"), seeds=3),
-    ),
-    "digits-methods": Result(
-        "every method on digits, four strengths and three seeds each: the table in docs/methods.md",
-        Sweep(recipe=RECIPES["digits"], methods=tuple(names()), seeds=3),
-    ),
+RESULTS: dict[str, Result] = {
+    "synthetic": SYNTHETIC_STUDY,
+    "fig1": FIG1,
+    "fig2a": FIG2A,
+    "fig2b": FIG2B,
+    "fig2c": FIG2C,
+    "fig2d": FIG2D,
+    "overhead": OVERHEAD,
+    "success": SUCCESS,
+    "logistic": LOGISTIC,
+    "maps": MAPS,
+    "digits": DIGITS,
+    "digits-methods": DIGITS_METHODS,
 }

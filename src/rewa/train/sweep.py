@@ -29,7 +29,7 @@ from rewa.train.loop import Stopped, TrainingError, Watch, stop_signals, train
 from rewa.train.recipes import Recipe, override, setting_names
 from rewa.train.runs import check_same
 
-__all__ = ["Failure", "Progress", "Sweep", "run_local", "run_ray", "workers_for"]
+__all__ = ["Failure", "Progress", "RunsFailed", "Sweep", "run_local", "run_ray", "run_sweep", "workers_for"]
 
 ATTEMPTS = 3  # of a run whose process died
 
@@ -95,6 +95,19 @@ class Failure:
     reason: str
 
 
+class RunsFailed(Exception):
+    """Some runs of a sweep did not finish; the others did.
+
+    Args:
+        failures: Those.
+        total: How many runs the sweep has.
+    """
+
+    def __init__(self, failures: Sequence[Failure], total: int) -> None:
+        lines = [f"{failure.name}: {failure.reason}" for failure in failures]
+        super().__init__("\n  ".join([f"{len(failures)} of {total} runs failed:", *lines]))
+
+
 @dataclass
 class Progress:
     """How far a sweep is, read from the records on disk."""
@@ -139,6 +152,44 @@ def workers_for(jobs: Sequence[Job]) -> int:
     cores = os.cpu_count() or 1
     threads = max((job.recipe.threads or cores for job in jobs), default=cores)
     return 1 if torch.cuda.is_available() else max(1, cores // threads)
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: Path,
+    *,
+    show: Callable[[Progress], contextlib.AbstractContextManager[Callable[[], None]]],
+    root: Path | None = None,
+    download: bool = False,
+    device: str | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+) -> None:
+    """Do every run of a sweep that is not done yet.
+
+    Args:
+        sweep: The sweep.
+        out: Folder of runs.
+        show: Who shows how far it is, such as :func:`rewa.terminal.sweeping`.
+        root: Where the data is.
+        download: Whether missing data may be fetched.
+        device: Such as ``"cpu"``.
+        workers: Runs at a time on this machine; None for as many as its cores can take.
+        ray: The address of a Ray cluster to run on instead.
+
+    Raises:
+        RunsFailed: When the other runs are done.
+        Stopped: After SIGTERM or SIGINT, when every run has saved itself.
+    """
+    jobs = sweep.jobs(root, download)
+    with show(Progress(out, jobs)) as tick:
+        if ray:
+            failures = run_ray(jobs, out, address=ray, root=root, device=device, tick=tick)
+        else:
+            number = workers_for(jobs) if workers is None else workers
+            failures = run_local(jobs, out, workers=number, root=root, device=device, tick=tick)
+    if failures:
+        raise RunsFailed(failures, len(jobs))
 
 
 # ------------------------------------------------------------------------------------------ local processes

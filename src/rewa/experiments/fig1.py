@@ -1,0 +1,84 @@
+"""Figure 1 of the paper: the test loss for every K and M, in the paper's form and as a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rewa.experiments.linear import PaperStudy, Score, mean_sd
+from rewa.lockstep import Column
+from rewa.presets import SYNTHETIC
+from rewa.report.panels import Axis, Cell, Heat, Panel
+from rewa.theory import effective_p
+
+__all__ = ["FIG1", "Fig1"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fig1(PaperStudy):
+    """The map of K and M.
+
+    Args:
+        orders: Values of K.
+        exponents: Values of M; only those below K are trained.
+    """
+
+    orders: tuple[int, ...] = (3, 5, 7, 9, 11, 13)
+    exponents: tuple[int, ...] = (0, 2, 4, 6, 8, 10)
+
+    def columns(self) -> list[Column]:
+        """Every K and M < K in both forms, with the paper's rate and decay."""
+        return [self.column(K, M, form) for form in ("tied", "pair") for K in self.orders for M in self.exponents if M < K]
+
+    @staticmethod
+    def column(K: int, M: int, form: str) -> Column:
+        """One cell."""
+        return Column(K=K, M=M, lr=SYNTHETIC.lr, weight_decay=SYNTHETIC.weight_decay, form=form)  # type: ignore[arg-type]
+
+    def panels(self, trained: Mapping[Column, Sequence[Score]], lasso: Sequence[Score]) -> list[Panel]:
+        """One heat map for each form."""
+        titles = {"tied": "the paper's form, x = sign(y)|y|^K", "pair": "as a pair, x = |u|^K - |v|^K"}
+        captions = {
+            "tied": "A cell is red when the true weight was lost: its start had the wrong sign, or was too small to grow.",
+            "pair": "The same starts, rates and decay. A pair has no wrong sign; red is a start too small to grow.",
+        }
+        shown: list[Panel] = []
+        for form, title in titles.items():
+            cells = [[self.cell(trained.get(self.column(K, M, form)), K, M) for K in self.orders] for M in self.exponents]
+            shown.append(
+                Heat(
+                    title=title,
+                    caption=f"Test loss, mean and standard deviation of {self.seeds} seeds; 1 is the best possible, 2 the loss "
+                    f"of predicting nothing. {captions[form]} White: M > K - 1, not trained.",
+                    x=Axis(label="K", values=self.orders),
+                    y=Axis(label="M", values=self.exponents),
+                    cells=cells,
+                    label="test loss",
+                    low=1.0,
+                    high=2.0,
+                )
+            )
+        return shown
+
+    @staticmethod
+    def cell(scores: Sequence[Score] | None, K: int, M: int) -> Cell:
+        """A cell, blank where nothing was trained."""
+        if scores is None:
+            return Cell(value=None, text="")
+        mean, sd = mean_sd(score.test_loss for score in scores)
+        recovered = sum(score.recovered for score in scores)
+        left = [score.counts[-1] for score in scores]
+        says = (
+            f"K = {K}, M = {M}: p = {effective_p(K, M):.2f}",
+            f"test loss {mean:.3f} ± {sd:.3f}",
+            f"recovered in {recovered} of {len(scores)} runs",
+            f"weights above 1e-3: {', '.join(map(str, left))}",
+        )
+        return Cell(value=mean, text=f"{mean:.2f}\n±{sd:.2f}", says=says)
+
+
+FIG1 = Fig1(
+    name="fig1",
+    title="Figure 1: which K and M find the one true weight",
+    line="the paper's Figure 1, test loss over K and M on the synthetic data, tied and as a pair",
+)

@@ -1,0 +1,122 @@
+"""Figure 2 of the paper: how many weights are left above a threshold, by algorithm, K, M and weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rewa.experiments.linear import THRESHOLDS, PaperStudy, Score, mean_sd
+from rewa.lockstep import Column
+from rewa.presets import SYNTHETIC
+from rewa.report.panels import Lines, Panel, Point, Series, Table
+
+__all__ = ["FIG2A", "FIG2B", "FIG2C", "FIG2D", "Fig2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fig2(PaperStudy):
+    """One of the four panels.
+
+    Args:
+        settings: What is compared: label and setting, in the paper's form.
+    """
+
+    settings: tuple[tuple[str, Column], ...]
+
+    def columns(self) -> list[Column]:
+        """The settings, and as pairs the ones that can be."""
+        return [column for _, column in self.settings] + [column for _, column in self.pairs()]
+
+    def pairs(self) -> list[tuple[str, Column]]:
+        """The same settings as pairs; K = 1 has nothing to gain from it."""
+        return [(f"{label}, pair", replace(column, form="pair")) for label, column in self.settings if column.K > 1]
+
+    def panels(self, trained: Mapping[Column, Sequence[Score]], lasso: Sequence[Score]) -> list[Panel]:
+        """Weights left in the paper's form and as pairs, and what the lines do not show: the test loss."""
+        rivals = [(label, column) for label, column in self.settings if column.K == 1]
+        tied = [(label, trained[column]) for label, column in self.settings]
+        pair = [(label, trained[column]) for label, column in [*self.pairs(), *rivals]]
+        extra = [("Lasso", lasso)] if lasso else []
+        rows = [self.row(label, scores) for label, scores in [*tied, *pair[: len(pair) - len(rivals)], *extra]]
+        return [
+            self.lines("the paper's form", [*tied, *extra]),
+            self.lines("as pairs", [*pair, *extra]),
+            Table(
+                title="What the lines do not show",
+                caption="Means and standard deviations over the seeds. Recovered: above 1e-3 there is the true weight and no "
+                "other, and the test loss is at most 1.05 (1 is the best possible). Few weights are worth nothing when the "
+                "true one is lost.",
+                header=("method", "test loss", "recovered", "weights above 1e-7", "above 1e-5", "above 1e-3"),
+                rows=rows,
+            ),
+        ]
+
+    def lines(self, title: str, series: Sequence[tuple[str, Sequence[Score]]]) -> Lines:
+        """Weights above each threshold."""
+        return Lines(
+            title=title,
+            caption=f"Weights above a threshold, of {self.d:,}; mean of {self.seeds} seeds, band: one standard deviation.",
+            x="threshold",
+            y="weights left",
+            x_log=True,
+            y_log=True,
+            y_range=(0, self.d),
+            series=[Series(label=label, points=self.points(scores)) for label, scores in series],
+        )
+
+    @staticmethod
+    def points(scores: Sequence[Score]) -> list[Point]:
+        """The mean count at each threshold."""
+        shown = []
+        for index, threshold in enumerate(THRESHOLDS):
+            counts = [score.counts[index] for score in scores]
+            mean, sd = mean_sd(counts)
+            says = (f"above {threshold:g}: {mean:,.1f} ± {sd:,.1f}", f"by seed: {', '.join(map(str, counts))}")
+            shown.append(Point(x=threshold, y=mean, low=max(mean - sd, 0.0), high=mean + sd, says=says))
+        return shown
+
+    @staticmethod
+    def row(label: str, scores: Sequence[Score]) -> list[str]:
+        """A row of the table."""
+        loss, sd = mean_sd(score.test_loss for score in scores)
+        counts = [mean_sd(score.counts[THRESHOLDS.index(threshold)] for score in scores)[0] for threshold in (1e-7, 1e-5, 1e-3)]
+        recovered = f"{sum(score.recovered for score in scores)}/{len(scores)}"
+        return [label, f"{loss:.3f} ± {sd:.3f}", recovered, *(f"{count:,.0f}" for count in counts)]
+
+
+def _rewa(K: int, M: int, kappa: float = 5e-5) -> Column:
+    """A setting as the appendix prints it; its lambda is the decay of a step."""
+    return Column(K=K, M=M, lr=SYNTHETIC.lr, weight_decay=kappa / SYNTHETIC.lr)
+
+
+SGD_L1 = replace(_rewa(1, 0), form="l1")
+
+FIG2A = Fig2(
+    name="fig2a",
+    title="Figure 2a: weights left by ReWA, SGD with an l1 penalty, and the lasso",
+    line="the paper's Figure 2a, sparsity of ReWA, SGD-l1 and Lasso on the synthetic data",
+    lasso=True,
+    settings=(("ReWA K=9 M=5", _rewa(9, 5)), ("SGD-l1", SGD_L1)),
+)
+FIG2B = Fig2(
+    name="fig2b",
+    title="Figure 2b: weights left by K",
+    line="the paper's Figure 2b, sparsity by K",
+    settings=(
+        *((f"K={K} M={M}", _rewa(K, M)) for K, M in ((9, 5), (7, 4), (5, 2), (3, 0))),
+        ("K=1 M=0, l1", SGD_L1),
+        ("K=1 M=0, decay", _rewa(1, 0)),
+    ),
+)
+FIG2C = Fig2(
+    name="fig2c",
+    title="Figure 2c: weights left by M, for K = 9",
+    line="the paper's Figure 2c, sparsity by M",
+    settings=tuple((f"M={M}", _rewa(9, M)) for M in (0, 2, 5)),
+)
+FIG2D = Fig2(
+    name="fig2d",
+    title="Figure 2d: weights left by weight decay, for K = 9 and M = 5",
+    line="the paper's Figure 2d, sparsity by weight decay",
+    settings=tuple((f"decay {kappa:g} a step", _rewa(9, 5, kappa)) for kappa in (1e-5, 2.5e-5, 5e-5, 1e-4)),
+)

@@ -1,0 +1,34 @@
+"""All of the paper's synthetic study at once: every setting is trained once, however many figures show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rewa.experiments.fig1 import FIG1
+from rewa.experiments.fig2 import FIG2A, FIG2B, FIG2C, FIG2D
+from rewa.experiments.linear import PaperStudy
+from rewa.experiments.overhead import OVERHEAD
+from rewa.experiments.result import How, Result
+
+__all__ = ["SYNTHETIC_STUDY", "Synthetic"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic(Result):
+    """Figures 1 and 2 and the table of overheads."""
+
+    line: str = "all of the paper's synthetic study: fig1, fig2a to fig2d and overhead, trained together"
+    quick: bool = True
+    figures: tuple[PaperStudy, ...] = (FIG1, FIG2A, FIG2B, FIG2C, FIG2D)
+
+    def run(self, out: Path, how: How) -> list[Path]:
+        """Train the union of what the figures need, and write each."""
+        figures = [figure.small() if how.quick else figure for figure in self.figures]
+        columns = [column for figure in figures for column in figure.columns()]
+        trained, lasso = figures[0].trained(list(dict.fromkeys(columns)), replace(how, quick=False), lasso=True)
+        written = [path for figure in figures for path in figure.write(out, trained, lasso)]
+        return written + OVERHEAD.run(out, how)
+
+
+SYNTHETIC_STUDY = Synthetic()
