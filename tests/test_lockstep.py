@@ -177,7 +177,7 @@ def test_a_dropped_weight_comes_back_when_it_could_grow():
     """The growth condition is looked at again: a rule that only ever drops would lose the second feature."""
     X, y, columns = study("squared", "tied")
     run = parts_of_a_run(X, drop=1.0)
-    block = lockstep._Block(run, columns[:1], y[None], 1)
+    block = lockstep._Block(run, columns[:1], y[None], 1, 0.0)
     block.u.fill_(0.05)
     block.live_u.fill_(0.05)
     block.select(0)
@@ -193,7 +193,7 @@ def test_the_bound_is_the_growth_condition():
     X, y, columns = study("squared", "tied")
     run = parts_of_a_run(X, drop=1e-4)
     column = columns[0]
-    block = lockstep._Block(run, [column], y[None], 1)
+    block = lockstep._Block(run, [column], y[None], 1, 0.0)
     x = block.weights(block.u, block.v)[0].numpy()
     residual = 2 * (X.numpy() @ x + float(block.bias[0]) - y.numpy())
     gradient = np.abs(X.numpy().T @ residual) / len(X)
@@ -275,7 +275,7 @@ def test_progress_adds_up_and_predictions_are_linear():
 
 def test_an_error_in_one_block_ends_the_others(monkeypatch):
     X, y, _ = data()
-    monkeypatch.setattr(lockstep._Block, "select", lambda self, epoch: 1 / 0)
+    monkeypatch.setattr(lockstep._Block, "train", lambda self, first, last: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fit(X, y, [Column(K=9, M=M, seed=seed) for M in (0, 4) for seed in range(20)], epochs=10, threads=2)
 

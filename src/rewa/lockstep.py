@@ -217,16 +217,22 @@ def fit(
         size=X.square().mean(dim=0).sqrt(),
     )
     threads = threads or torch.get_num_threads()
-    groups = _blocks([_needed_decay(run, *each) for each in zip(columns, targets, strict=True)], columns, threads)
+    needed_decay = [_needed_decay(run, *each) for each in zip(columns, targets, strict=True)]
+    groups = _blocks(needed_decay, columns, threads)
     alone = len(groups) < threads  # then the threads share each block
-    blocks = [_Block(run, [columns[index] for index in group], targets[group], threads if alone else 1) for group in groups]
+    blocks = [
+        _Block(run, [columns[index] for index in group], targets[group], threads if alone else 1, needed_decay[group[0]])
+        for group in groups
+    ]
     stop = threading.Event()
 
     def train(block: _Block) -> None:
         share = len(block.columns) / len(columns) / epochs
-        for first, last in itertools.pairwise(_stages(epochs)):
+        for look, (first, last) in enumerate(itertools.pairwise(_stages(epochs))):
             if stop.is_set():
                 return
+            if block.worth_a_look(look, first):
+                block.select(first)
             block.train(first, last)
             if progress:
                 progress(share * (last - first))
@@ -347,8 +353,9 @@ class _Run:
 class _Block:
     """Columns trained together, and the weights they still train."""
 
-    def __init__(self, run: _Run, columns: list[Column], targets: Tensor, threads: int) -> None:
+    def __init__(self, run: _Run, columns: list[Column], targets: Tensor, threads: int, first_drop: float) -> None:
         self.run, self.columns, self.targets, self.threads = run, columns, targets.contiguous(), threads
+        self.first_drop = first_drop  # the share of the run's decay at which it is expected
         X = run.X
         start = [column.initial(X.shape[1]) for column in columns]
         state = [_state(column, x.to(X)) for column, (x, _) in zip(columns, start, strict=True)]
@@ -366,10 +373,16 @@ class _Block:
         cuts = [index for index in range(len(keys)) if index == 0 or keys[index] != keys[index - 1]]
         self.slices = [slice(low, high) for low, high in itertools.pairwise([*cuts, len(keys)])]
 
+    def worth_a_look(self, look: int, epoch: int) -> bool:
+        """Whether there may be weights to drop: not long before they are expected to, and rarely once few are left."""
+        if not self.droppable:
+            return False
+        decayed = self.run.rates[: epoch * -(-len(self.run.X) // self.run.batch_size)].sum() / self.run.rates.sum()
+        few = len(self.live) < 0.05 * self.u.shape[1]
+        return bool(decayed >= 0.75 * self.first_drop) and (not few or look % 4 == 0)
+
     def train(self, first: int, last: int) -> None:
         """The epochs from ``first`` until before ``last``."""
-        if self.droppable:
-            self.select(first)
         run, advance = self.run, _steps_kernel if self.run.kernel else _steps_torch
         rows, batch = len(run.X), run.batch_size
         whole = rows - rows % batch
