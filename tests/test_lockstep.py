@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -168,9 +169,67 @@ def test_dropping_changes_nothing_that_counts(loss, form, kernel):
         assert ((whole.coef.abs() > 1e-2).sum(dim=1) >= 1).all(), "a study in which everything dies shows nothing"
 
 
-def parts_of_a_run(X, drop):
-    order, rates, size = epoch_order(len(X), 0, 2), torch.ones(40), X.square().mean(dim=0).sqrt()
-    return lockstep._Run(X=X, order=order, batch_size=20, rates=rates, drop=drop, bias=True, kernel=False, packed=X, size=size)
+def parts_of_a_run(X, drop, *, kernel=False, epochs=2, batch_size=20):
+    steps = epochs * -(-len(X) // batch_size)
+    return lockstep._Run(
+        X=X,
+        seed=0,
+        batch_size=batch_size,
+        rates=torch.linspace(1, 0.2, steps, dtype=torch.float64),
+        drop=drop,
+        bias=True,
+        kernel=kernel,
+        packed=lockstep._packed(X, None) if kernel else X,
+        size=X.square().mean(dim=0).sqrt(),
+    )
+
+
+@KERNEL
+@pytest.mark.parametrize("form", ["tied", "pair"])
+def test_dropped_weights_decay_and_keep_predicting(form, kernel, monkeypatch):
+    """Large weights dropped by decree, against every step in torch with their decay written out."""
+    X, y, _ = data(n=45)
+    columns = [
+        Column(K=K, M=2, lr=0.02, weight_decay=decay, form=form, scale=3.0, start=0.05) for K, decay in ((3, 0.5), (9, 0.2))
+    ]
+    run = parts_of_a_run(X, 1.0, kernel=kernel, epochs=4, batch_size=10)  # the last batch of an epoch has five rows
+    away = torch.zeros(70, dtype=torch.bool)
+    away[5:40] = True
+    monkeypatch.setattr(lockstep._Block, "needed", lambda self: ~away)
+    block = lockstep._Block(run, columns, y.expand(2, 45), 1, 0.0)
+    for first, last in ((0, 1), (1, 3), (3, 4)):
+        block.select(first)  # also folds the decay so far into the kept predictions
+        block.train(first, last)
+    block.gather()
+    assert len(block.live) == 35
+    slow = lockstep._Block(parts_of_a_run(X, None, epochs=4, batch_size=10), columns, y.expand(2, 45), 1, 0.0)
+    rates = iter(run.rates)
+    for order in epoch_order(45, 0, 4):
+        for rows in order.split(10):
+            rate = next(rates)
+            before = slow.live_u[:, away].clone(), slow.live_v[:, away].clone()
+            lockstep._steps_torch(slow, rows, len(rows), rate[None])
+            shrink = torch.tensor([1 - column.lr * float(rate) * column.weight_decay for column in columns])[:, None]
+            slow.live_u[:, away], slow.live_v[:, away] = shrink * before[0], shrink * before[1]
+    slow.gather()
+    for found, expected in ((block.u, slow.u), (block.v, slow.v), (block.bias, slow.bias)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_what_dropping_does_not_promise():
+    """A suppressor: B has no gradient until A has grown. Dropping misses its first steps, and finds it in the end."""
+    generator = torch.Generator().manual_seed(0)
+    A, other = (torch.randn(2000, generator=generator) for _ in range(2))
+    B = 0.8 * A + 0.6 * other
+    noise = torch.randn(2000, 58, generator=generator)
+    X = torch.cat([A[:, None], B[:, None], noise], dim=1)
+    y = 2 * A - 1.6 * B
+    column = Column(K=9, M=2, weight_decay=0.15, lr=0.02, form="pair", start=1e-5)
+    whole, dropped = (fit(X, y, [column], epochs=100, batch_size=50, drop=drop) for drop in (None, 1e-8))
+    assert min(one.weights for one in dropped.survivors) <= 2
+    for result in (whole, dropped):
+        assert (result.coef[0].abs() > 1e-3).tolist() == [True, True] + [False] * 58
+    torch.testing.assert_close(dropped.coef, whole.coef, rtol=0, atol=1e-2)
 
 
 def test_a_dropped_weight_comes_back_when_it_could_grow():
@@ -188,10 +247,11 @@ def test_a_dropped_weight_comes_back_when_it_could_grow():
     assert block.survivors == [(0, 600), (0, 0), (1, 600)]
 
 
-def test_the_bound_is_the_growth_condition():
+@pytest.mark.parametrize("drop", [1e-4, 1.0])
+def test_the_bound_is_the_growth_condition(drop):
     """A weight is needed exactly when its bound exceeds half the growth threshold, or its error the tolerance."""
     X, y, columns = study("squared", "tied")
-    run = parts_of_a_run(X, drop=1e-4)
+    run = parts_of_a_run(X, drop)
     column = columns[0]
     block = lockstep._Block(run, [column], y[None], 1, 0.0)
     x = block.weights(block.u, block.v)[0].numpy()
@@ -199,7 +259,7 @@ def test_the_bound_is_the_growth_condition():
     gradient = np.abs(X.numpy().T @ residual) / len(X)
     bound = gradient + 4 * np.sqrt((X.numpy() ** 2).mean(axis=0) * (residual**2).mean() / len(X))
     share = bound / theory.growth_threshold(x, column.K, column.M, lam=column.weight_decay)
-    np.testing.assert_array_equal(block.needed().numpy(), (share > 0.5) | (share * np.abs(x) > 1e-4))
+    np.testing.assert_array_equal(block.needed().numpy(), (share > 0.5) | (share * np.abs(x) > drop))
     assert 0 < block.needed().sum() < 600
 
 
@@ -274,10 +334,24 @@ def test_progress_adds_up_and_predictions_are_linear():
 
 
 def test_an_error_in_one_block_ends_the_others(monkeypatch):
+    """Two blocks at a time: the second fails at once, and the first does not go on to its end."""
     X, y, _ = data()
-    monkeypatch.setattr(lockstep._Block, "train", lambda self, first, last: 1 / 0)
+    stages, failed = [], threading.Event()
+
+    def train(block, first, last):
+        if block.columns[0].M == 1:
+            failed.set()
+            raise ZeroDivisionError
+        assert failed.wait(10)
+        time.sleep(0.01)
+        stages.append(first)
+
+    monkeypatch.setattr(lockstep._Block, "train", train)
+    columns = [Column(K=9, M=M, seed=seed) for M in (0, 1) for seed in range(8)]
+    monkeypatch.setattr(lockstep, "_blocks", lambda *_: [list(range(8)), list(range(8, 16))])
     with pytest.raises(ZeroDivisionError):
-        fit(X, y, [Column(K=9, M=M, seed=seed) for M in (0, 4) for seed in range(20)], epochs=10, threads=2)
+        fit(X, y, columns, epochs=40, threads=2)
+    assert len(stages) < 20
 
 
 @pytest.mark.parametrize(
@@ -312,6 +386,7 @@ def test_bad_settings_are_refused(change, words):
         ({"batch_size": 61}, "batch_size from 1 to 60"),
         ({"drop": -1.0}, "Invalid drop: -1.0"),
         ({"schedule": "cos"}, "Invalid schedule"),
+        ({"threads": 0}, "Invalid threads: 0"),
         ({"kernel": True, "columns": [Column(K=2.5)]}, "whole K and M up to 15; got K=2.5"),
         ({"kernel": True, "columns": [Column(K=16)]}, "got K=16"),
     ],
@@ -337,6 +412,13 @@ def test_without_a_compiler_it_says_so_and_goes_on(monkeypatch):
     torch.testing.assert_close(result.coef, fit(X, y, SETTINGS, epochs=2, kernel=True).coef, rtol=0, atol=1e-9)
 
 
+def test_autograd_is_left_out():
+    X, y, _ = data()
+    for kernel in (True, False):
+        result = fit(X.requires_grad_(), y, [Column()], epochs=1, kernel=kernel)
+        assert not result.coef.requires_grad
+
+
 def test_starts_are_those_of_a_linear_layer_and_leave_the_generator_alone():
     torch.manual_seed(7)
     layer = nn.Linear(30, 1, dtype=torch.float32)
@@ -344,4 +426,5 @@ def test_starts_are_those_of_a_linear_layer_and_leave_the_generator_alone():
     weight, bias = Column(seed=7).initial(30)
     assert torch.equal(weight, layer.weight.detach()[0])
     assert torch.equal(bias, layer.bias.detach()[0])
+    assert torch.equal(Column(seed=7, scale=3.0).initial(30)[0], 3 * weight)
     assert torch.equal(torch.get_rng_state(), before)

@@ -56,7 +56,7 @@ LAYERS = [
     {"rewa.experiments.designs", "rewa.experiments.result"},
     {"rewa.experiments.digits", "rewa.experiments.linear", "rewa.experiments.overhead"},
     {"rewa.experiments.fig1", "rewa.experiments.fig2", "rewa.experiments.maps", "rewa.experiments.success"},
-    {"rewa.experiments.synthetic"},
+    {"rewa.experiments.sgd_l1", "rewa.experiments.synthetic"},
     {"rewa.experiments"},
     {"rewa.cli"},
     {"rewa.__main__"},

@@ -6,14 +6,19 @@ computation.
 
 **When a weight is dropped.** A step multiplies y by :math:`1 - \eta\lambda - \eta\,\mathrm{sign}(y)\,|y|^{M-1} g`, so a weight
 grows only if its gradient exceeds :math:`\lambda|y|^{1-M}`, the threshold of :func:`rewa.theory.growth_threshold`. Let G bound
-its gradient and :math:`q = G\,|y|^{M-1} / \lambda` be the share of the threshold. For ``M >= 1`` and ``q < 1`` the weight only
-shrinks, q with it, and a weight left to decay alone is never more than :math:`q\,|x|` away from the trained one: with u the
-decay still to come, they differ by at most :math:`|x|\,e^{-u}(e^{qu} - 1) \le q\,|x|`. A weight is dropped when ``q <= 1/2``
-and :math:`q\,|x|` is at most the tolerance, in every column of its block. As G serves the gradient over all rows now, plus
-four standard errors of the gradient of a feature that is independent of the residual.
+its gradient from now on and :math:`q = G\,|y|^{M-1} / \lambda` be the share of the threshold. For ``M >= 1`` and ``q < 1`` the
+weight only shrinks, q with it, and a weight left to decay alone is never more than :math:`q\,|x|` away from the trained one:
+with u the decay still to come, they differ by at most :math:`|x|\,e^{-u}(e^{qu} - 1) \le q\,|x|`. A weight is dropped when
+``q <= 1/2`` and :math:`q\,|x|` is at most the tolerance, in every column of its block.
 
-Dropped weights go on decaying, and so do their predictions, which are kept as one number for each row. From time to time the
-gradients of all weights are looked at, and a weight that could grow after all comes back.
+G is an estimate: the gradient over all rows now, plus four standard errors of the gradient of a feature that is independent of
+the residual. The noise of single batches is left out, for it averages out within an epoch. The bound holds for as long as the
+gradient stays below G; it can rise when another, correlated weight grows. So the gradients of all weights are looked at again
+from time to time, and a weight that could grow comes back, but what it missed before that it has missed: on a design where one
+feature's gradient appears only after another has grown, set ``drop=None``.
+
+Dropped weights go on decaying, and so do their predictions, which are kept as one number for each row. A block whose columns
+need no weight any more trains only their biases.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import subprocess
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -100,10 +105,11 @@ class Column:
         Args:
             num_features: Number of weights.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            layer = nn.Linear(num_features, 1, dtype=torch.float32)
-        return self.scale * layer.weight.detach()[0], layer.bias.detach()[0]
+        bound, generator = 1 / math.sqrt(num_features), torch.Generator().manual_seed(self.seed)
+        weight, bias = (
+            torch.empty(size, dtype=torch.float32).uniform_(-bound, bound, generator=generator) for size in (num_features, 1)
+        )
+        return self.scale * weight, bias[0]
 
 
 class Survivors(NamedTuple):
@@ -152,9 +158,14 @@ def epoch_order(num_rows: int, seed: int, epochs: int) -> Tensor:
         [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
     generator = torch.Generator().manual_seed(seed)
+    return _orders(num_rows, epochs, generator)
+
+
+def _orders(num_rows: int, epochs: int, generator: torch.Generator) -> Tensor:
     return torch.stack([torch.randperm(num_rows, generator=generator) for _ in range(epochs)])
 
 
+@torch.no_grad()
 def fit(
     X: Tensor,
     y: Tensor,
@@ -170,7 +181,7 @@ def fit(
     kernel: bool | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Fit:
-    r"""Train one linear model for each column by ReWA with SGD, all on the same batches.
+    r"""Train one linear model for each column by ReWA with SGD, all on the same batches. Autograd is not involved.
 
     Each column ends where :class:`rewa.ReWASGD` takes ``nn.Linear(d, 1)`` alone, with the setting of the column for the weight
     and plain SGD without decay for the bias.
@@ -183,7 +194,7 @@ def fit(
         batch_size: Rows in a batch; the last batch of an epoch has the rest.
         schedule: Of the learning rate, step by step: ``"cosine"``, ``"linear"`` or ``"constant"``.
         seed: Of the order of the rows, the same for all columns.
-        drop: Largest error of a weight for which it is dropped (see the module); ``None`` to train every weight to the end.
+        drop: Tolerance at which weights are dropped (see the module); ``None`` to train every weight to the end.
         bias: Whether the models have one.
         threads: CPU threads; torch's number by default.
         kernel: ``True`` for the compiled kernel (CPU, whole K and M up to 15), ``False`` for the same steps in torch, on the
@@ -207,7 +218,7 @@ def fit(
     steps_per_epoch = -(-len(X) // batch_size)
     run = _Run(
         X=X,
-        order=epoch_order(len(X), seed, epochs).to(X.device),
+        seed=seed,
         batch_size=batch_size,
         rates=torch.tensor(learning_rates(1.0, epochs * steps_per_epoch, schedule=schedule), dtype=torch.float64),
         drop=drop,
@@ -216,7 +227,9 @@ def fit(
         packed=_packed(X, None) if kernel else X,
         size=X.square().mean(dim=0).sqrt(),
     )
-    threads = threads or torch.get_num_threads()
+    threads = torch.get_num_threads() if threads is None else threads
+    if threads < 1:
+        raise ValueError(f"Invalid threads: {threads} (allowed: a whole number >= 1)")
     needed_decay = [_needed_decay(run, *each) for each in zip(columns, targets, strict=True)]
     groups = _blocks(needed_decay, columns, threads)
     alone = len(groups) < threads  # then the threads share each block
@@ -228,15 +241,15 @@ def fit(
 
     def train(block: _Block) -> None:
         share = len(block.columns) / len(columns) / epochs
-        for look, (first, last) in enumerate(itertools.pairwise(_stages(epochs))):
+        for first, last in itertools.pairwise(_stages(epochs)):
             if stop.is_set():
                 return
-            if block.worth_a_look(look, first):
+            if block.worth_a_look(first):
                 block.select(first)
             block.train(first, last)
             if progress:
                 progress(share * (last - first))
-        block.gather()
+        block.finish()
 
     if alone or len(groups) == 1:
         for block in blocks:
@@ -245,10 +258,11 @@ def fit(
         with ThreadPoolExecutor(threads) as pool:
             futures = [pool.submit(train, block) for block in blocks]
             try:
-                for future in futures:
-                    future.result()
-            finally:  # whatever ends the wait, a key or an error in a thread, ends the others soon
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            finally:  # a key or an error in one thread ends the others at their next stage
                 stop.set()
+            for future in done:
+                future.result()
     coef, biases = X.new_empty(len(columns), X.shape[1]), X.new_empty(len(columns))
     for block, group in zip(blocks, groups, strict=True):
         coef[group], biases[group] = block.weights(block.u, block.v), block.bias.to(X.dtype)
@@ -258,6 +272,8 @@ def fit(
 
 def _check(X: Tensor, y: Tensor, columns: tuple[Column, ...], epochs: int, batch_size: int, drop: float | None) -> Tensor:
     """Targets, a row for each column."""
+    if not (isinstance(X, Tensor) and isinstance(y, Tensor)):
+        raise TypeError(f"X and y must be torch tensors, got {type(X).__name__} and {type(y).__name__}: use torch.from_numpy")
     if X.ndim != 2 or X.dtype not in (torch.float32, torch.float64) or 0 in X.shape:
         raise ValueError(f"X must be a matrix of float32 or float64 with rows and columns; got {tuple(X.shape)}, {X.dtype}")
     if not columns:
@@ -340,7 +356,7 @@ class _Run:
     """What all blocks share."""
 
     X: Tensor
-    order: Tensor
+    seed: int  # of the order of the rows
     batch_size: int
     rates: Tensor  # the share of its lr that each step takes
     drop: float | None
@@ -363,6 +379,7 @@ class _Block:
         self.bias = torch.stack([bias for _, bias in start]).double() * run.bias
         self.offset = torch.zeros_like(self.targets)
         self.faded = torch.ones(len(columns), dtype=torch.float64)
+        self.generator = torch.Generator().manual_seed(run.seed)
         self.droppable = run.drop is not None and all(map(_can_drop, columns))
         self.live = torch.arange(X.shape[1], device=X.device)
         self.x, self.live_u, self.live_v = run.packed, _padded(self.u, run.packed), _padded(self.v, run.packed)
@@ -373,13 +390,12 @@ class _Block:
         cuts = [index for index in range(len(keys)) if index == 0 or keys[index] != keys[index - 1]]
         self.slices = [slice(low, high) for low, high in itertools.pairwise([*cuts, len(keys)])]
 
-    def worth_a_look(self, look: int, epoch: int) -> bool:
-        """Whether there may be weights to drop: not long before they are expected to, and rarely once few are left."""
+    def worth_a_look(self, epoch: int) -> bool:
+        """Whether there may be weights to drop, or some that must come back: not long before the first are expected to drop."""
         if not self.droppable:
             return False
         decayed = self.run.rates[: epoch * -(-len(self.run.X) // self.run.batch_size)].sum() / self.run.rates.sum()
-        few = len(self.live) < 0.05 * self.u.shape[1]
-        return bool(decayed >= 0.75 * self.first_drop) and (not few or look % 4 == 0)
+        return bool(decayed >= 0.75 * self.first_drop)
 
     def train(self, first: int, last: int) -> None:
         """The epochs from ``first`` until before ``last``."""
@@ -387,13 +403,14 @@ class _Block:
         rows, batch = len(run.X), run.batch_size
         whole = rows - rows % batch
         steps = -(-rows // batch)
+        order = _orders(rows, last - first, self.generator).to(run.X.device)
         if whole == rows:  # one call for all these epochs
-            advance(self, run.order[first:last].flatten(), batch, run.rates[first * steps : last * steps])
+            advance(self, order.flatten(), batch, run.rates[first * steps : last * steps])
             return
-        for epoch in range(first, last):
+        for epoch, each in zip(range(first, last), order, strict=True):
             rates = run.rates[epoch * steps : (epoch + 1) * steps]
-            advance(self, run.order[epoch, :whole], batch, rates[:-1])
-            advance(self, run.order[epoch, whole:], rows - whole, rates[-1:])
+            advance(self, each[:whole], batch, rates[:-1])
+            advance(self, each[whole:], rows - whole, rates[-1:])
 
     def gather(self) -> None:
         """Bring the state of all weights up to date: what was trained, and what decayed alone."""
@@ -405,6 +422,11 @@ class _Block:
             state[:, self.live] = live[:, : len(self.live)]
         self.offset *= self.faded.to(self.offset)[:, None]
         self.faded.fill_(1.0)
+
+    def finish(self) -> None:
+        """The last state of all weights; the copy of the data is let go."""
+        self.gather()
+        self.x = self.x[:0]
 
     def select(self, epoch: int) -> None:
         """Drop the weights that no column needs any more, and take back the ones that could grow."""
@@ -422,10 +444,10 @@ class _Block:
         self.survivors.append((epoch, len(self.live)))
 
     def needed(self) -> Tensor:
-        """Whether any column still needs a weight, by the bound in the module's docstring."""
+        """Whether any column still needs a weight, by the bound in the module's docstring; the state must be up to date."""
         X = self.run.X
-        x = self.weights(self.u, self.v)
-        slopes = self.slopes(X @ x.T + self.bias.to(X), slice(None))
+        predictions = self.x @ self.weights(self.live_u, self.live_v).T + self.offset.T + self.bias.to(X)
+        slopes = self.slopes(predictions, slice(None))
         gradient = slopes.T @ X / len(X)
         standard_error = self.run.size * (slopes.square().mean(dim=0) / len(X)).sqrt()[:, None]
         bound = gradient.abs() + 4 * standard_error
@@ -488,11 +510,11 @@ def _steps_torch(block: _Block, order: Tensor, batch: int, rates: Tensor) -> Non
         slopes = block.slopes(predictions, rows)
         gradient = slopes.T @ X / len(rows)
         step = (lr * rate).to(X)[:, None]
-        shrink = (1 - lr * rate * decay).to(X)[:, None]
+        pull, shrink = ((lr * rate * decay).to(X)[:, None], (1 - lr * rate * decay).to(X)[:, None])
         for part in block.slices:
             column = columns[part.start]
             if column.form == "l1":
-                u[part] -= step[part] * gradient[part] + (1 - shrink[part]) * u[part].sign()
+                u[part] -= step[part] * gradient[part] + pull[part] * u[part].sign()
                 continue
             scale = [adaptive_scale(y[part], column.K, column.M, column.eps) for y in (u, v)]
             u[part] = shrink[part] * u[part] - step[part] * scale[0] * gradient[part]

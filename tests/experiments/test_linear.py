@@ -15,6 +15,7 @@ from rewa.experiments.fig2 import FIG2A, FIG2B, FIG2C, FIG2D
 from rewa.experiments.linear import KAPPA, THRESHOLDS, Score, mean_sd, score, train
 from rewa.experiments.maps import MAPS, METHODS, f1
 from rewa.experiments.result import How
+from rewa.experiments.sgd_l1 import SGD_L1
 from rewa.experiments.success import LOGISTIC, SUCCESS, predicted, wilson
 from rewa.experiments.synthetic import SYNTHETIC_STUDY
 from rewa.lockstep import Column, fit
@@ -148,7 +149,7 @@ def test_strengths_are_chosen_on_held_out_rows():
 # ------------------------------------------------------------------------------------------------ the files
 
 
-@pytest.mark.parametrize("study", [FIG2A, LOGISTIC, MAPS, SYNTHETIC_STUDY], ids=lambda study: type(study).__name__)
+@pytest.mark.parametrize("study", [FIG2A, LOGISTIC, MAPS, SGD_L1, SYNTHETIC_STUDY], ids=lambda study: type(study).__name__)
 def test_the_quick_version_writes_everything(study, tmp_path):
     torch.set_default_dtype(torch.float32)
     written = study.run(tmp_path, How(quick=True))

@@ -8,6 +8,7 @@ from rewa.experiments.fig2 import FIG2A, FIG2B, FIG2C, FIG2D
 from rewa.experiments.maps import MAPS
 from rewa.experiments.overhead import OVERHEAD
 from rewa.experiments.result import Result
+from rewa.experiments.sgd_l1 import SGD_L1
 from rewa.experiments.success import LOGISTIC, SUCCESS
 from rewa.experiments.synthetic import SYNTHETIC_STUDY
 
@@ -21,6 +22,7 @@ RESULTS: dict[str, Result] = {
     "fig2c": FIG2C,
     "fig2d": FIG2D,
     "overhead": OVERHEAD,
+    "sgd-l1": SGD_L1,
     "success": SUCCESS,
     "logistic": LOGISTIC,
     "maps": MAPS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -59,6 +60,11 @@ class Design:
             Losses of the shape ``(...)``, in float64.
         """
         return _loss(self.loss, self.X_test, self.y_test, coef, intercept)
+
+    def gradient_at_zero(self) -> Tensor:
+        """The gradient of the training loss, of the shape ``(d,)``, where all coefficients and the intercept are zero."""
+        slope = -2 * self.y if self.loss == "squared" else 0.5 - self.y
+        return self.X.T @ slope / len(self.X)
 
 
 def _loss(kind: str, X: Tensor, y: Tensor, coef: Tensor, intercept: Tensor | float = 0.0) -> Tensor:
@@ -206,8 +212,8 @@ def lasso(design: Design, *, seed: int = 0, n_jobs: int | None = None, folds: in
         n_jobs: Folds at a time; None for one.
         folds: How many.
 
-    Raises:
-        ValueError: If the error still falls at the smallest penalty of the grid.
+    Warns:
+        UserWarning: If the error still falls at the smallest penalty of the grid, which is then taken.
     """
     if design.loss != "squared":
         raise ValueError(f"the lasso is for squared loss, and {design.name} has {design.loss} loss")
@@ -226,7 +232,12 @@ def lasso(design: Design, *, seed: int = 0, n_jobs: int | None = None, folds: in
         if errors.min() < errors[-1] and errors.argmin() < part - (1 if part == GRID else 1 + RISEN):
             break
     else:
-        raise ValueError(f"the best penalty of {design.name} is the smallest tried, {grid[-1]:.3g}: there is no minimum")
+        # One odd data set does not end a study of many.
+        warnings.warn(
+            f"the cross-validated error of {design.name} has no minimum inside the grid of penalties: alpha = "
+            f"{fitted.alpha_:.3g}, the best tried, is taken",
+            stacklevel=2,
+        )
     coef = torch.from_numpy(fitted.coef_.astype(np.float32))
     return Lasso(
         coef, float(fitted.intercept_), float(fitted.alpha_), tuple(map(float, fitted.alphas_)), tuple(map(float, errors))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from rewa.experiments.linear import PaperStudy, Score, mean_sd
+from rewa.experiments.linear import FORMS, PaperStudy, Score, mean_sd
 from rewa.lockstep import Column
 from rewa.presets import SYNTHETIC
 from rewa.report.panels import Axis, Cell, Heat, Panel
@@ -28,22 +29,22 @@ class Fig1(PaperStudy):
 
     def columns(self) -> list[Column]:
         """Every K and M < K in both forms, with the paper's rate and decay."""
-        return [self.column(K, M, form) for form in ("tied", "pair") for K in self.orders for M in self.exponents if M < K]
+        return [self.column(K, M, form) for form in FORMS for K in self.orders for M in self.exponents if M < K]
 
     @staticmethod
-    def column(K: int, M: int, form: str) -> Column:
+    def column(K: int, M: int, form: Literal["tied", "pair"]) -> Column:
         """One cell."""
-        return Column(K=K, M=M, lr=SYNTHETIC.lr, weight_decay=SYNTHETIC.weight_decay, form=form)  # type: ignore[arg-type]
+        return Column(K=K, M=M, lr=SYNTHETIC.lr, weight_decay=SYNTHETIC.weight_decay, form=form)
 
     def panels(self, trained: Mapping[Column, Sequence[Score]], lasso: Sequence[Score]) -> list[Panel]:
         """One heat map for each form."""
-        titles = {"tied": "the paper's form, x = sign(y)|y|^K", "pair": "as a pair, x = |u|^K - |v|^K"}
         captions = {
-            "tied": "A cell is red when the true weight was lost: its start had the wrong sign, or was too small to grow.",
-            "pair": "The same starts, rates and decay. A pair has no wrong sign; red is a start too small to grow.",
+            "tied": "Near 2 the true weight was lost: its start had the wrong sign, or was too small to grow. All cells share "
+            "the same starts, one for each seed.",
+            "pair": "The same starts, rates and decay. A pair has no wrong sign; near 2 the start was too small to grow.",
         }
         shown: list[Panel] = []
-        for form, title in titles.items():
+        for form, title in FORMS.items():
             cells = [[self.cell(trained.get(self.column(K, M, form)), K, M) for K in self.orders] for M in self.exponents]
             shown.append(
                 Heat(

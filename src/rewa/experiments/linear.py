@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,13 +25,28 @@ from rewa.record import provenance
 from rewa.report import panels
 from rewa.report.panels import Panel
 
-__all__ = ["KAPPA", "LARGEST_THRESHOLD", "THRESHOLDS", "PaperStudy", "Score", "lasso_scores", "mean_sd", "publish", "train"]
+__all__ = [
+    "FORMS",
+    "KAPPA",
+    "LARGEST_THRESHOLD",
+    "THRESHOLDS",
+    "PaperStudy",
+    "Score",
+    "lasso_scores",
+    "mean_sd",
+    "publish",
+    "train",
+]
 
 # Appendix "Synthetic Dataset": below which modulus a weight counts as zero.
 THRESHOLDS = (1e-7, 5e-7, 1e-6, 5e-6, 1e-5, 5e-5, 1e-4, 5e-4, 1e-3)
 LARGEST_THRESHOLD = THRESHOLDS[-1]
 KAPPA = SYNTHETIC.lr * SYNTHETIC.weight_decay  # 5e-5, the decay of a step, which the paper prints as its lambda
 NEAR_BAYES = 1.05
+FORMS: dict[Literal["tied", "pair"], str] = {
+    "tied": "the paper's form, x = sign(y)|y|^K",
+    "pair": "as a pair, x = |u|^K - |v|^K",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +58,7 @@ class Score:
         counts: Weights above each of the thresholds.
         test_loss: On the test data.
         recovered: Whether the weights above the largest threshold are exactly the true ones and the test loss is within 5 %
-            of the Bayes loss.
+            of that of the true coefficients on the same test data.
         start: Where the first weight started.
         found: True weights above the largest threshold.
         error: Distance to the true coefficients.
@@ -76,7 +92,7 @@ def score(design: Design, coef: Tensor, bias: Tensor | float, *, seed: int = 0, 
         seed=seed,
         counts=tuple(sparsity.count([coef], threshold).nonzero for threshold in THRESHOLDS),
         test_loss=loss,
-        recovered=bool(torch.equal(chosen, true)) and loss <= NEAR_BAYES * design.bayes,
+        recovered=bool(torch.equal(chosen, true)) and loss <= NEAR_BAYES * design.realised,
         start=start,
         found=int((chosen & true).sum()),
         error=float((coef - design.beta).norm()),
@@ -90,7 +106,9 @@ def train(
     seeds: Sequence[int],
     *,
     epochs: int,
+    schedule: str = "cosine",
     drop: float | None = 1e-8,
+    threads: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> dict[Column, list[Score]]:
     """Train every setting from every seed, which decides the start and the order of the batches.
@@ -100,7 +118,9 @@ def train(
         columns: The settings; their own seeds are replaced.
         seeds: One run of each setting for each.
         epochs: Passes over the data.
+        schedule: Of the learning rate.
         drop: As of :func:`rewa.lockstep.fit`.
+        threads: As of :func:`rewa.lockstep.fit`.
         progress: Called with shares of the work, 1 in all.
     """
     settings = list(dict.fromkeys(replace(column, seed=0, loss=design.loss) for column in columns))
@@ -114,7 +134,9 @@ def train(
             epochs=epochs,
             batch_size=SYNTHETIC.batch_size or 25,
             seed=seed,
+            schedule=schedule,
             drop=drop,
+            threads=threads,
             progress=(lambda share: progress(share / len(seeds))) if progress else None,
         )
         starts = [float(column.initial(design.X.shape[1])[0][0]) for column in seeded]
@@ -123,14 +145,15 @@ def train(
     return result
 
 
-def lasso_scores(design: Design, seeds: Sequence[int]) -> list[Score]:
+def lasso_scores(design: Design, seeds: Sequence[int], *, threads: int | None = None) -> list[Score]:
     """The lasso of scikit-learn's ``LassoCV``; the seed shuffles its folds.
 
     Args:
         design: The data.
         seeds: One fit for each.
+        threads: Folds at a time; all cores by default.
     """
-    fits = [designs.lasso(design, seed=seed, n_jobs=-1) for seed in seeds]
+    fits = [designs.lasso(design, seed=seed, n_jobs=threads or -1) for seed in seeds]
     return [score(design, one.coef, one.intercept, seed=seed) for seed, one in zip(seeds, fits, strict=True)]
 
 
@@ -168,9 +191,18 @@ def publish(
     """
     origin = provenance()
     record = out / f"{name}.json"
-    write_atomically(record, json.dumps({**origin, **numbers}, allow_nan=False))
+    write_atomically(record, json.dumps(_finite({**origin, **numbers}), allow_nan=False))
     files = panels.write(out, name, title=title, lead=lead, panels=shown, provenance=origin, columns=columns)
     return [*files, record]
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what JSON has no number for: a run that diverged must not cost the record of the others."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_numbers(trained: Mapping[Column, Sequence[Score]]) -> list[dict[str, Any]]:
@@ -234,12 +266,14 @@ class PaperStudy(Result):
         how.progress.advance(1)
         settings = len(set(columns))
         how.progress.stage(f"training {settings} settings from {self.seeds} seeds", 1)
-        trained = train(design, columns, range(self.seeds), epochs=self.epochs, progress=how.progress.advance)
+        trained = train(
+            design, columns, range(self.seeds), epochs=self.epochs, progress=how.progress.advance, threads=how.workers
+        )
         scores = []
         if lasso:
             how.progress.stage("cross-validating the lasso", self.seeds)
             for seed in range(self.seeds):
-                scores += lasso_scores(design, [seed])
+                scores += lasso_scores(design, [seed], threads=how.workers)
                 how.progress.advance(1)
         return trained, scores
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rewa.experiments.fig1 import FIG1
 from rewa.experiments.fig2 import FIG2A, FIG2B, FIG2C, FIG2D
-from rewa.experiments.linear import PaperStudy
+from rewa.experiments.linear import PaperStudy, Score
 from rewa.experiments.overhead import OVERHEAD
 from rewa.experiments.result import How, Result
+from rewa.files import write_atomically
+from rewa.lockstep import Column
+from rewa.record import provenance
+from rewa.report.panels import Panel, to_html
 
 __all__ = ["SYNTHETIC_STUDY", "Synthetic"]
 
@@ -23,12 +28,25 @@ class Synthetic(Result):
     figures: tuple[PaperStudy, ...] = (FIG1, FIG2A, FIG2B, FIG2C, FIG2D)
 
     def run(self, out: Path, how: How) -> list[Path]:
-        """Train the union of what the figures need, and write each."""
+        """Train the union of what the figures need, write each, and one page with all of them."""
         figures = [figure.small() if how.quick else figure for figure in self.figures]
         columns = [column for figure in figures for column in figure.columns()]
         trained, lasso = figures[0].trained(list(dict.fromkeys(columns)), replace(how, quick=False), lasso=True)
         written = [path for figure in figures for path in figure.write(out, trained, lasso)]
-        return written + OVERHEAD.run(out, how)
+        written += OVERHEAD.run(out, how)
+        page = out / "synthetic.html"
+        title = "The paper's synthetic study"
+        write_atomically(page, to_html(title, figures[0].lead(), _together(figures, trained, lasso), provenance=provenance()))
+        return [page, *written]
+
+
+def _together(figures: Sequence[PaperStudy], trained: Mapping[Column, Sequence[Score]], lasso: Sequence[Score]) -> list[Panel]:
+    """All panels, each with the name of its figure."""
+    return [
+        replace(panel, title=f"{figure.title.partition(':')[0]}, {panel.title}")
+        for figure in figures
+        for panel in figure.panels(trained, lasso if figure.lasso else ())
+    ]
 
 
 SYNTHETIC_STUDY = Synthetic()
