@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -247,6 +248,9 @@ def test_list(capsys):
         ("reproduce digit", "did you mean 'digits'?"),
         ("reproduce digits --quick", "digits has no quick version: leave out --quick"),
         ("reproduce digits --workers 0", "Invalid workers: 0"),
+        ("reproduce fig1 --workers 0", "Invalid workers: 0"),
+        ("reproduce fig1 --device cuda", "fig1 trains no network and draws its own data on the CPU: leave out --device\n"),
+        ("reproduce maps --quick --data empty --download", "leave out --data, --download\n"),
         ("trian", "invalid choice: 'trian'"),
     ],
 )
@@ -370,11 +374,16 @@ class Study(Result):
         return [out / "numbers.json"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class NetworkStudy(Study):
+    trains_networks: ClassVar[bool] = True
+
+
 def test_reproduce_a_study(here, capsys, monkeypatch):
     study = Study()
     monkeypatch.setitem(RESULTS, "study", study)
     assert run(capsys, "reproduce", "study").splitlines() == ["counting", "wrote results/study/numbers.json"]
-    arguments = ["--quick", "--workers", "3", "--data", "d", "--download", "--device", "cpu", "--json"]
+    arguments = ["--quick", "--workers", "3", "--json"]
     assert [json.loads(line) for line in run(capsys, "reproduce", "study", *arguments).splitlines()] == [
         {"event": "stage", "stage": "counting", "done": 0.0, "of": 2},
         {"event": "stage", "stage": "counting", "done": 2.0, "of": 2},
@@ -384,8 +393,36 @@ def test_reproduce_a_study(here, capsys, monkeypatch):
     assert (here / "there" / "numbers.json").exists()
     first, second, third = study.seen
     assert (first.quick, first.workers, first.root, first.download, first.device) == (False, None, None, False, None)
-    assert (second.quick, second.workers, second.root, second.download, second.device) == (True, 3, Path("d"), True, "cpu")
+    assert (second.quick, second.workers) == (True, 3)
     assert third.quick
+
+
+@pytest.mark.parametrize("arguments", [["--data", "d"], ["--download"], ["--device", "cpu"]])
+def test_a_device_and_data_are_for_networks(here, capsys, monkeypatch, arguments):
+    study, networks = Study(), NetworkStudy()
+    monkeypatch.setitem(RESULTS, "study", study)
+    monkeypatch.setitem(RESULTS, "networks", networks)
+    assert cli.main(["reproduce", "study", *arguments]) == 2
+    sentence = f"study trains no network and draws its own data on the CPU: leave out {arguments[0]}"
+    assert capsys.readouterr() == ("", f"rewa reproduce: {sentence}\n")
+    assert study.seen == []
+    assert not any(here.iterdir())
+    run(capsys, "reproduce", "networks", *arguments)
+    (how,) = networks.seen
+    given = {"--data": how.root == Path("d"), "--download": how.download, "--device": how.device == "cpu"}
+    assert [name for name, is_given in given.items() if is_given] == arguments[:1]
+
+
+def test_only_sweeps_train_networks():
+    assert {name for name, result in RESULTS.items() if result.trains_networks} == {"digits", "digits-methods"}
+
+
+def test_reproduce_into_a_file(here, capsys, monkeypatch):
+    monkeypatch.setitem(RESULTS, "study", Study())
+    (here / "taken").write_text("kept")
+    assert cli.main(["reproduce", "study", "--out", "taken"]) == 2
+    assert capsys.readouterr() == ("", "rewa reproduce: --out taken is a file: give a folder\n")
+    assert (here / "taken").read_text() == "kept"
 
 
 def test_a_reader_who_has_enough_gets_no_traceback(here):

@@ -82,6 +82,12 @@ def test_power(n):
         assert tensor.data_ptr() != a.data_ptr()
 
 
+@pytest.mark.parametrize("n", [-1, -0.5])
+def test_negative_powers_are_refused(n):
+    with pytest.raises(ValueError, match=rf"^Invalid n: {n} \(allowed: a number >= 0\)$"):
+        power(torch.ones(2), n)
+
+
 def test_scale_at_zero():
     zero = torch.zeros(1)
     assert adaptive_scale(zero, K=9, M=0, eps=0.0) == 1

@@ -233,13 +233,25 @@ def test_a_study_in_json(monkeypatch):
         for _ in range(10):
             progress.advance(0.1)  # in floating point their sum is less than 1
     told = [json.loads(line) for line in text.getvalue().splitlines()]
-    assert [(line["stage"], round(line["done"], 9), line["of"]) for line in told] == [
+    assert [(line["stage"], line["done"], line["of"]) for line in told] == [
         ("training", 0.0, 3),
         ("training", 3.0, 3),
         ("drawing", 0.0, 1),
         ("drawing", 1.0, 1),
     ]
     assert {line["event"] for line in told} == {"stage"}
+
+
+@pytest.mark.parametrize("parts", [[0.1] * 10, [0.7, 0.1, 0.1, 0.1], [0.4, 0.4, 0.3]])
+def test_in_json_a_complete_stage_is_done_to_the_digit(parts):
+    """In floating point the parts add up to a little less than 1, or more."""
+    assert sum(parts) != 1
+    text = io.StringIO()
+    with studying(as_json=True, stream=text) as progress:
+        progress.stage("training", 1)
+        for part in parts:
+            progress.advance(part)
+    assert [json.loads(line)["done"] for line in text.getvalue().splitlines()] == [0, 1]
 
 
 def test_a_quiet_study(tmp_path, capsys):

@@ -195,7 +195,9 @@ def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--quick", action="store_true", help="a small version in seconds, to try the command; its numbers mean nothing"
     )
     reproduce.add_argument("--out", type=Path, metavar="FOLDER", help="(default results/NAME; with --quick, quick/NAME)")
-    reproduce.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: as many as the cores can take)")
+    reproduce.add_argument(
+        "--workers", type=int, metavar="N", help="runs or threads at a time (default: as many as the cores can take)"
+    )
     _add_machine(reproduce)
     listing = _command(commands, "list", "recipes, methods and published results, one line each", "rewa list")
     listing.add_argument("--json", action="store_true", help="print JSON with the same content")
@@ -322,8 +324,13 @@ def _reproduce(options: argparse.Namespace) -> str:
     result = RESULTS[options.result]
     if options.quick and not result.quick:
         raise ValueError(f"{options.result} has no quick version: leave out --quick")
+    given = [f"--{name}" for name in ("data", "download", "device") if getattr(options, name)]
+    if given and not result.trains_networks:
+        raise ValueError(f"{options.result} trains no network and draws its own data on the CPU: leave out {', '.join(given)}")
     _check_device(options.device)
     out = options.out or Path("quick" if options.quick else "results") / options.result
+    if out.is_file():
+        raise ValueError(f"--out {out} is a file: give a folder")
     with _ends_of_sweeps(), studying(quiet=options.quiet, as_json=options.json) as progress:
         how = How(
             quick=options.quick,

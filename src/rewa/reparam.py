@@ -44,10 +44,15 @@ def power(a: Tensor, n: float) -> Tensor:
         a: Nonnegative tensor.
         n: Exponent; ``power(a, 0)`` is one everywhere, also at zero.
 
+    Raises:
+        ValueError: If ``n`` is negative.
+
     Example:
         >>> power(torch.tensor([0.0, 2.0, 3.0]), 4)
         tensor([ 0., 16., 81.])
     """
+    if n < 0:
+        raise ValueError(f"Invalid n: {n} (allowed: a number >= 0)")
     if n == 0:
         return torch.ones_like(a)
     if n == 0.5:

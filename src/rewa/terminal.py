@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from torch import Tensor
 
@@ -19,11 +19,11 @@ from rewa.train.sweep import Progress
 
 __all__ = ["Bars", "JsonLines", "Lines", "Stages", "sentence", "studying", "sweeping", "watching"]
 
+T = TypeVar("T")
 REST = 10.0  # seconds between two lines on how far a stage is
 
 
-@contextmanager
-def watching(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> Iterator[Watch]:
+def watching(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> AbstractContextManager[Watch]:
     """The right watch for where the output goes.
 
     Args:
@@ -31,16 +31,30 @@ def watching(*, quiet: bool = False, as_json: bool = False, stream: TextIO | Non
         as_json: One JSON object in each line.
         stream: Where to; by default the standard output.
     """
+    return _shown(Watch, JsonLines, Bars, Lines, quiet=quiet, as_json=as_json, stream=stream)
+
+
+@contextmanager
+def _shown(
+    nothing: Callable[[], T],
+    objects: Callable[[TextIO], T],
+    bars: Callable[[TextIO], AbstractContextManager[T]],
+    lines: Callable[[TextIO], T],
+    *,
+    quiet: bool,
+    as_json: bool,
+    stream: TextIO | None,
+) -> Iterator[T]:
     stream = stream or sys.stdout
     if quiet:
-        yield Watch()
+        yield nothing()
     elif as_json:
-        yield JsonLines(stream)
+        yield objects(stream)
     elif stream.isatty():
-        with Bars(stream) as bars:
-            yield bars
+        with bars(stream) as drawn:
+            yield drawn
     else:
-        yield Lines(stream)
+        yield lines(stream)
 
 
 @contextmanager
@@ -90,8 +104,7 @@ def sweeping(
         tell()
 
 
-@contextmanager
-def studying(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> Iterator[Stages]:
+def studying(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> AbstractContextManager[Stages]:
     """Who to tell how far a computation is that goes in stages.
 
     Args:
@@ -99,16 +112,7 @@ def studying(*, quiet: bool = False, as_json: bool = False, stream: TextIO | Non
         as_json: One JSON object in each line.
         stream: Where to; by default the standard output.
     """
-    stream = stream or sys.stdout
-    if quiet:
-        yield Stages()
-    elif as_json:
-        yield _JsonStages(stream)
-    elif stream.isatty():
-        with _BarStages(stream) as bars:
-            yield bars
-    else:
-        yield _LineStages(stream)
+    return _shown(Stages, _JsonStages, _BarStages, _LineStages, quiet=quiet, as_json=as_json, stream=stream)
 
 
 def sentence(record: dict[str, Any]) -> str:
@@ -283,7 +287,7 @@ class Stages:
             amount: How much of its total.
         """
         with self.lock:
-            self.done += amount
+            self.done = min(self.done + amount, self.total)  # parts in floating point may add up to more than the whole
             self._progress()
 
     def sweep(self, progress: Progress) -> AbstractContextManager[Callable[[], None]]:
@@ -342,11 +346,15 @@ class _JsonStages(_LineStages):
         self._tell()
 
     def _progress(self) -> None:
-        if self.done >= self.total * (1 - 1e-9) or self._rested():  # parts may not quite add up to the whole
+        if self._rounded() >= self.total or self._rested():
             self._tell()
 
     def _tell(self) -> None:
-        self._say(json.dumps({"event": "stage", "stage": self.words, "done": self.done, "of": self.total}))
+        self._say(json.dumps({"event": "stage", "stage": self.words, "done": self._rounded(), "of": self.total}))
+
+    def _rounded(self) -> float:
+        """Parts in floating point may not quite add up to the whole."""
+        return round(self.done, 9)
 
 
 class _BarStages(Stages):

@@ -79,6 +79,21 @@ def test_the_loss_of_many_models_is_that_of_each():
     assert float(design.test_loss(torch.tensor([1.0, 2.0, 3.0]), 4.0)) == pytest.approx(float((errors**2).sum()) / 2, rel=1e-5)
 
 
+@pytest.mark.parametrize("design", [paper(n=30, d=5, n_test=2), logistic(seed=1, n=30, d=5, n_test=2)], ids=lambda d: d.name)
+def test_the_gradient_at_zero_is_that_of_the_training_loss(design):
+    X, y, coef = design.X.double(), design.y.double(), torch.zeros(5, requires_grad=True)
+    output = X @ coef
+    if design.loss == "squared":
+        loss = (output - y).square().mean()
+    else:
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(output, y)
+    (expected,) = torch.autograd.grad(loss, coef)
+    gradient = design.gradient_at_zero()
+    assert gradient.shape == (5,)
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-6)
+    assert expected.abs().min() > 1e-3, "the test can fail"
+
+
 def test_correlation_falls_with_distance():
     design = sparse(seed=0, n=40_000, d=5, s=1, rho=0.7, n_test=2)
     distance = torch.arange(5.0)[:, None] - torch.arange(5.0)
@@ -154,9 +169,21 @@ def test_the_lasso_goes_down_the_grid_as_far_as_the_error_falls():
     assert found.cv.index(min(found.cv)) < len(found.cv) - 1
 
 
-def test_the_lasso_refuses_what_it_cannot_choose(monkeypatch):
+def test_the_lasso_is_for_squared_loss():
     with pytest.raises(ValueError, match="logistic loss"):
         lasso(replace(paper(n=20, d=4, n_test=2), loss="logistic"))
+
+
+def test_the_lasso_takes_the_last_penalty_where_the_error_never_rises(monkeypatch):
     monkeypatch.setattr(designs, "DEPTH", 0.5)  # penalties that are all far too large
-    with pytest.raises(ValueError, match=r"the smallest tried, 0\.\d+: there is no minimum"):
-        lasso(sparse(seed=0, n=60, d=20, s=2, noise=0.1, n_test=2))
+    design = sparse(seed=0, n=60, d=20, s=2, noise=0.1, n_test=2)
+    with pytest.warns(
+        UserWarning, match=r"sparse n=60 .* no minimum .*: alpha = 0\.\d+, the smallest tried, is taken"
+    ) as caught:
+        found = lasso(design)
+    assert found.alpha == min(found.alphas)
+    assert len(found.alphas) == designs.GRID
+    assert f"alpha = {found.alpha:.3g}," in str(caught[0].message)
+    # The optimality condition: what is chosen has a gradient of size alpha.
+    residual = design.y - design.X @ found.coef - found.intercept
+    assert float((design.X.T @ residual).abs().max()) / 60 == pytest.approx(found.alpha, rel=1e-3)

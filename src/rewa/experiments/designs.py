@@ -213,7 +213,7 @@ def lasso(design: Design, *, seed: int = 0, n_jobs: int | None = None, folds: in
         folds: How many.
 
     Warns:
-        UserWarning: If the error still falls at the smallest penalty of the grid, which is then taken.
+        UserWarning: If the error does not rise before the smallest penalty of the grid, which is then taken.
     """
     if design.loss != "squared":
         raise ValueError(f"the lasso is for squared loss, and {design.name} has {design.loss} loss")
@@ -232,13 +232,13 @@ def lasso(design: Design, *, seed: int = 0, n_jobs: int | None = None, folds: in
         if errors.min() < errors[-1] and errors.argmin() < part - (1 if part == GRID else 1 + RISEN):
             break
     else:
-        # One odd data set does not end a study of many.
+        # One odd data set does not end a study of many. A second fit, since among equal errors the first would be taken.
+        fitted = LassoCV(alphas=grid[-1:], cv=splits).fit(X, y)
         warnings.warn(
-            f"the cross-validated error of {design.name} has no minimum inside the grid of penalties: alpha = "
-            f"{fitted.alpha_:.3g}, the best tried, is taken",
+            f"the cross-validated error of {design.name} has no minimum inside the grid of penalties: alpha = {grid[-1]:.3g}, "
+            "the smallest tried, is taken",
             stacklevel=2,
         )
     coef = torch.from_numpy(fitted.coef_.astype(np.float32))
-    return Lasso(
-        coef, float(fitted.intercept_), float(fitted.alpha_), tuple(map(float, fitted.alphas_)), tuple(map(float, errors))
-    )
+    tried = tuple(map(float, grid[: len(errors)]))
+    return Lasso(coef, float(fitted.intercept_), float(fitted.alpha_), tried, tuple(map(float, errors)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rewa import report
 from rewa.baselines import names
@@ -26,6 +26,8 @@ class SweepResult(Result):
     Args:
         sweep: What is trained.
     """
+
+    trains_networks: ClassVar[bool] = True
 
     sweep: Sweep
 

@@ -125,12 +125,17 @@ class Overhead(Result):
 
         Args:
             out: The folder of the result.
-            how: Only ``quick`` and ``progress`` matter: timings want the machine to themselves.
+            how: ``workers`` are the threads of torch; timings want the machine to themselves.
         """
         from rewa.report import panels
 
         study = replace(self, n=100, d=200, rounds=3) if how.quick else self
-        numbers = study.measure(how)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(how.workers or threads)
+        try:
+            numbers = study.measure(how)
+        finally:
+            torch.set_num_threads(threads)
         origin, record = provenance(), out / "overhead.json"
         write_atomically(record, json.dumps({**origin, **numbers}, indent=1, allow_nan=False))
         written = panels.write(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from rewa.terminal import Stages
 
@@ -43,7 +44,12 @@ class Result(ABC):
     Args:
         line: What it shows, for ``rewa list``.
         quick: Whether it has a quick version.
+
+    Attributes:
+        trains_networks: Whether a device and a folder of data mean anything for it; a study of linear models draws its data.
     """
+
+    trains_networks: ClassVar[bool] = False
 
     line: str
     quick: bool = False

@@ -115,7 +115,15 @@ class Success(Result):
         how.progress.stage(f"training {len(set(columns))} settings from {study.seeds} seeds", 1)
         # Success is judged at 1e-3: a thousandth of that is an error that cannot change it.
         drop = LARGEST_THRESHOLD / 1000
-        trained = train(design, columns, range(study.seeds), epochs=study.epochs, drop=drop, progress=how.progress.advance)
+        trained = train(
+            design,
+            columns,
+            range(study.seeds),
+            epochs=study.epochs,
+            drop=drop,
+            threads=how.workers,
+            progress=how.progress.advance,
+        )
         shares = {column: predicted(column, design) for column in trained}
         numbers = {
             "design": design.name,
@@ -250,9 +258,7 @@ class Success(Result):
 
     def starts(self, trained: Mapping[Column, Sequence[Score]], design: Design) -> Table:
         """Where the tied form's first weight started in the runs that kept or lost it, beside the prediction."""
-        gradient = abs(
-            float((design.X[:, 0] @ (-2 * design.y if design.loss == "squared" else 0.5 - design.y)) / len(design.X))
-        )
+        gradient = float(design.gradient_at_zero()[0])
         rows = []
         for K in self.orders:
             for M in (each for each in self.exponents if each >= 1):
