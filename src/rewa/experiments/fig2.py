@@ -44,14 +44,18 @@ class Fig2(PaperStudy):
         ]
 
 
-def weights_left(title: str, series: Sequence[tuple[str, Sequence[Score]]], d: int) -> Lines:
+def weights_left(
+    title: str, series: Sequence[tuple[str, Sequence[Score]]], d: int, *, beside: Mapping[str, str] | None = None
+) -> Lines:
     """Weights above each threshold.
 
     Args:
         title: Of the panel.
         series: Labels and the runs of each.
         d: Number of weights.
+        beside: Labels that are drawn dashed in the colour of another.
     """
+    beside = beside or {}
     return Lines(
         title=title,
         caption=f"Weights above a threshold, of {d:,}; mean of {len(series[0][1])} seeds, band: one standard deviation.",
@@ -60,7 +64,10 @@ def weights_left(title: str, series: Sequence[tuple[str, Sequence[Score]]], d: i
         x_log=True,
         y_log=True,
         y_range=(0, d),
-        series=[Series(label=label, points=_points(scores)) for label, scores in series],
+        series=[
+            Series(label=label, points=_points(scores), dashed=label in beside, of=beside.get(label))
+            for label, scores in series
+        ],
     )
 
 
