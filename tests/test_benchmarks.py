@@ -45,6 +45,17 @@ def test_deploy():
     assert "--rounds" in run("deploy.py", "--help")
 
 
+def test_synthetic():
+    result = json.loads(run("synthetic.py", "--small", "--rounds", "2", "--json"))
+    assert (result["samples"], result["features"]) == (200, 500)
+    assert set(result["one_run"]["speedup"]) == {"lockstep", "lockstep, nothing dropped"}
+    assert len(result["one_run"]["all_seconds"]["eager epoch"]) == 10
+    assert result["step"]["bytes_per_step"] == 25 * 500 * 4 + 2 * 500 * 4
+    assert 0 < result["step"]["share_of_triad"]
+    assert result["all_figures"]["command"] == "rewa reproduce synthetic --quick"
+    assert "--parts" in run("synthetic.py", "--help")
+
+
 def test_published_tables_are_the_record():
     rows = json.loads((ROOT / "results" / "deploy" / "deploy.json").read_text())["rows"]
     specification = importlib.util.spec_from_file_location("deploy", BENCHMARKS / "deploy.py")

@@ -119,7 +119,7 @@ def test_public_names_exist_and_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md", "docs/train.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md", "docs/synthetic.md", "docs/train.md"])
 def test_examples_run(page, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     assert blocks
@@ -143,6 +143,48 @@ def test_published_tables_are_the_records(page, result):
         (row,) = [line for line in lines[lines.index(header) :] if re.match(rf"\| `?{re.escape(method)}`?[ ,(|]", line)]
         expected = [found.get((method, compression), "-") for compression in compressions]
         assert [cell.strip() for cell in row.split("|")[2:-1]] == expected, method
+
+
+def test_tables_of_the_synthetic_study_are_the_records():
+    """Below a comment that names a file of results, the page has tables of that file, word for word."""
+    page = (ROOT / "docs" / "synthetic.md").read_text()
+    parts = re.split(r"<!-- (results/\S+) -->\n", page)
+    assert len(parts) >= 9
+    for path, text in zip(parts[1::2], parts[2::2], strict=True):
+        table = re.match(r"(?:\|.*\n)+", text)
+        assert table, path
+        assert table[0] in (ROOT / path).read_text(), path
+
+
+def runs_of(study: str, **setting) -> list[dict]:
+    """The runs of a setting in the record of a study."""
+    record = json.loads((ROOT / "results" / study).with_suffix(".json").read_text())
+    (found,) = [
+        entry["runs"]
+        for entry in record[setting.pop("part", "trained")]
+        if {**entry["setting"], **setting} == entry["setting"]
+    ]
+    return found
+
+
+def test_claims_of_the_synthetic_study_are_the_records():
+    """The sentences of docs/synthetic.md that decide, against the runs."""
+    centre = {"K": 9, "eps": 0.0, "lr": 2e-4, "weight_decay": 0.25, "scale": 1.0}
+    shares = {
+        (form, M): sum(run["recovered"] for run in runs_of("success/success", form=form, M=M, **centre))
+        for form in ("tied", "pair")
+        for M in (2, 4, 5)
+    }
+    assert shares["pair", 2] == shares["pair", 4] == 20
+    page = (ROOT / "docs" / "synthetic.md").read_text()
+    assert f"the paper's form from {shares['tied', 2]}\n  and {shares['tied', 4]}.**" in page
+    assert shares["tied", 5] == 0
+    assert not any(run["recovered"] for run in runs_of("synthetic/fig2a", form="tied", K=9, M=5))
+    for run in runs_of("synthetic/fig2a", form="l1"):
+        assert run["counts"][0] == 1
+        assert round(run["test_loss"], 3) == 1.042
+    constant = runs_of("sgd-l1/sgd-l1", part="constant", form="l1", weight_decay=0.25)
+    assert all(run["counts"][4] > 9000 for run in constant)  # above 1e-5
 
 
 def test_every_method_is_on_the_page_of_methods():
