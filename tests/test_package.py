@@ -160,9 +160,7 @@ def runs_of(study: str, **setting) -> list[dict]:
     """The runs of a setting in the record of a study."""
     record = json.loads((ROOT / "results" / study).with_suffix(".json").read_text())
     (found,) = [
-        entry["runs"]
-        for entry in record[setting.pop("part", "trained")]
-        if {**entry["setting"], **setting} == entry["setting"]
+        entry["runs"] for entry in record[setting.pop("part", "trained")] if {**entry["setting"], **setting} == entry["setting"]
     ]
     return found
 
