@@ -1,6 +1,6 @@
 """rewa: sparse models by reparameterization, weight decay and adaptive learning rates (ReWA), for PyTorch."""
 
-from rewa import presets, reparam, sparsity, theory
+from rewa import lockstep, presets, reparam, sparsity, theory
 from rewa.export import export_onnx
 from rewa.forms import remove_reparametrization, reparametrize
 from rewa.inference import accelerate
@@ -25,6 +25,7 @@ __all__ = [
     "finalize",
     "freeze_zeros",
     "load_packed",
+    "lockstep",
     "param_groups",
     "presets",
     "remove_reparametrization",

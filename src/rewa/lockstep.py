@@ -71,7 +71,7 @@ class Column:
         loss: ``"squared"``, the mean of squared errors, or ``"logistic"``, the mean log loss of labels 0 and 1.
         seed: Of the initial weights, those of :class:`torch.nn.Linear`.
         scale: Factor of the initial weights.
-        start: The pair form's start value.
+        start: What both parts of a pair have more than the weight needs, in units of x.
     """
 
     K: float = 9
@@ -200,6 +200,9 @@ def fit(
         kernel: ``True`` for the compiled kernel (CPU, whole K and M up to 15), ``False`` for the same steps in torch, on the
             device of ``X``. By default the kernel where it can be had; a missing compiler is warned of.
         progress: Called with the share of the work that was done since the last call, 1 in all; from several threads.
+
+    Returns:
+        The models, in the order of the columns.
 
     Example:
         >>> X = torch.randn(200, 50)
