@@ -323,12 +323,15 @@ def test_a_signal_saves_and_the_same_command_goes_on(here, capsys, number):
 def test_an_interrupt_outside_of_training_is_one_line(here, capsys):
     (here / "runs" / "run").mkdir(parents=True)
     os.mkfifo(here / "runs" / "run" / "record.json")  # nobody writes to it: whoever reads it waits
+    # A process that a shell started in the background ignores the signal, and would wait for ever.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
         assert cli.main(["train", "digits", *TINY, "--name", "run"]) == 130
     finally:
         timer.cancel()
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "rewa train: stopped by SIGINT\n"
 
 
