@@ -280,8 +280,8 @@ def growth_start(gradient: ArrayLike, K: float, M: float, *, lam: float) -> Arra
         lam: Weight decay, positive.
 
     Example:
-        >>> growth_start(2.0, K=9, M=4, lam=0.25).round(5)
-        array(0.00195)
+        >>> growth_start([2.0, 4.0], K=9, M=4, lam=0.25).round(5)
+        array([0.00195, 0.00024])
 
     References:
         The step of Algorithm 1: y grows if and only if :math:`|g|\,|y|^M > \lambda |y|`.
