@@ -415,8 +415,9 @@ def test_without_a_compiler_it_says_so_and_goes_on(monkeypatch):
 def test_autograd_is_left_out():
     X, y, _ = data()
     for kernel in (True, False):
-        result = fit(X.requires_grad_(), y, [Column()], epochs=1, kernel=kernel)
-        assert not result.coef.requires_grad
+        for columns, threads in (([Column()], 1), ([Column(seed=seed) for seed in range(8)], 2)):
+            result = fit(X.requires_grad_(), y.requires_grad_(), columns, epochs=1, kernel=kernel, threads=threads)
+            assert not result.coef.requires_grad
 
 
 def test_starts_are_those_of_a_linear_layer_and_leave_the_generator_alone():

@@ -165,7 +165,6 @@ def _orders(num_rows: int, epochs: int, generator: torch.Generator) -> Tensor:
     return torch.stack([torch.randperm(num_rows, generator=generator) for _ in range(epochs)])
 
 
-@torch.no_grad()
 def fit(
     X: Tensor,
     y: Tensor,
@@ -214,6 +213,10 @@ def fit(
     """
     columns = tuple(columns)
     targets = _check(X, y, columns, epochs, batch_size, drop)
+    X = X.detach()  # torch.no_grad() would not reach the threads
+    threads = torch.get_num_threads() if threads is None else threads
+    if threads < 1:
+        raise ValueError(f"Invalid threads: {threads} (allowed: a whole number >= 1)")
     if kernel is None:
         kernel = X.device.type == "cpu" and all(map(_has_whole_powers, columns)) and _library(X.dtype) is not None
     elif kernel:
@@ -230,9 +233,6 @@ def fit(
         packed=_packed(X, None) if kernel else X,
         size=X.square().mean(dim=0).sqrt(),
     )
-    threads = torch.get_num_threads() if threads is None else threads
-    if threads < 1:
-        raise ValueError(f"Invalid threads: {threads} (allowed: a whole number >= 1)")
     needed_decay = [_needed_decay(run, *each) for each in zip(columns, targets, strict=True)]
     groups = _blocks(needed_decay, columns, threads)
     alone = len(groups) < threads  # then the threads share each block
@@ -240,10 +240,20 @@ def fit(
         _Block(run, [columns[index] for index in group], targets[group], threads if alone else 1, needed_decay[group[0]])
         for group in groups
     ]
-    stop = threading.Event()
+    _train(blocks, epochs, 1 if alone else threads, progress)
+    coef, biases = X.new_empty(len(columns), X.shape[1]), X.new_empty(len(columns))
+    for block, group in zip(blocks, groups, strict=True):
+        coef[group], biases[group] = block.weights(block.u, block.v), block.bias.to(X.dtype)
+    survivors = [Survivors(epoch, len(block.columns), weights) for block in blocks for epoch, weights in block.survivors]
+    return Fit(columns, coef, biases, tuple(survivors))
+
+
+def _train(blocks: list[_Block], epochs: int, at_once: int, progress: Callable[[float], None] | None) -> None:
+    """Train blocks to the end, some at a time; an error or a key ends all of them at their next stage."""
+    stop, total = threading.Event(), sum(len(block.columns) for block in blocks)
 
     def train(block: _Block) -> None:
-        share = len(block.columns) / len(columns) / epochs
+        share = len(block.columns) / total / epochs
         for first, last in itertools.pairwise(_stages(epochs)):
             if stop.is_set():
                 return
@@ -254,23 +264,18 @@ def fit(
                 progress(share * (last - first))
         block.finish()
 
-    if alone or len(groups) == 1:
+    if at_once == 1:
         for block in blocks:
             train(block)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            futures = [pool.submit(train, block) for block in blocks]
-            try:
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            finally:  # a key or an error in one thread ends the others at their next stage
-                stop.set()
-            for future in done:
-                future.result()
-    coef, biases = X.new_empty(len(columns), X.shape[1]), X.new_empty(len(columns))
-    for block, group in zip(blocks, groups, strict=True):
-        coef[group], biases[group] = block.weights(block.u, block.v), block.bias.to(X.dtype)
-    survivors = [Survivors(epoch, len(block.columns), weights) for block in blocks for epoch, weights in block.survivors]
-    return Fit(columns, coef, biases, tuple(survivors))
+        return
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(train, block) for block in blocks]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+        for future in done:
+            future.result()
 
 
 def _check(X: Tensor, y: Tensor, columns: tuple[Column, ...], epochs: int, batch_size: int, drop: float | None) -> Tensor:
@@ -285,7 +290,7 @@ def _check(X: Tensor, y: Tensor, columns: tuple[Column, ...], epochs: int, batch
         raise ValueError(
             f"y must have the shape ({len(X)},) or ({len(X)}, {len(columns)}): rows, columns; got {tuple(y.shape)}"
         )
-    targets = (y.T if y.ndim == 2 else y).to(X).expand(len(columns), len(X)).contiguous()
+    targets = (y.T if y.ndim == 2 else y).detach().to(X).expand(len(columns), len(X)).contiguous()
     if not (X.isfinite().all() and targets.isfinite().all()):
         raise ValueError("X and y must be finite; remove the rows with NaN or infinite values")
     for column, target in zip(columns, targets, strict=True):
@@ -513,7 +518,8 @@ def _steps_torch(block: _Block, order: Tensor, batch: int, rates: Tensor) -> Non
         slopes = block.slopes(predictions, rows)
         gradient = slopes.T @ X / len(rows)
         step = (lr * rate).to(X)[:, None]
-        pull, shrink = ((lr * rate * decay).to(X)[:, None], (1 - lr * rate * decay).to(X)[:, None])
+        pull = (lr * rate * decay).to(X)[:, None]
+        shrink = (1 - lr * rate * decay).to(X)[:, None]
         for part in block.slices:
             column = columns[part.start]
             if column.form == "l1":

@@ -32,9 +32,11 @@ __all__ = [
     "THRESHOLDS",
     "PaperStudy",
     "Score",
+    "as_numbers",
     "lasso_scores",
     "mean_sd",
     "publish",
+    "score",
     "train",
 ]
 

@@ -71,7 +71,8 @@ class SGDL1(Result):
                 threads=how.workers,
             )
             series = [(label, trained[column]) for label, column in settings.items()]
-            beside = dict(zip(list(settings)[len(study.kappas) :], settings, strict=False))  # SGD-l1 beside ReWA
+            rewa, l1 = list(settings)[: len(study.kappas)], list(settings)[len(study.kappas) :]
+            beside = dict(zip(l1, rewa, strict=True))
             shown.append(weights_left(f"{schedule} learning rate", series, study.d, beside=beside))
             tables += [(f"{label}, {schedule}", scores) for label, scores in series]
             numbers[schedule] = as_numbers(trained)
