@@ -417,7 +417,7 @@ def measure_scaling(method: str, n: int, d: int) -> dict[str, Any]:
 def _rewa_sparse() -> Callable[[Any, np.ndarray], int]:
     from rewa.estimators import ReWARegressor
 
-    return lambda X, y: int(np.count_nonzero(ReWARegressor().path(X, y, alphas=ALPHAS, alpha_ratio=DEPTH).coefs[:, -1]))
+    return lambda X, y: int(ReWARegressor().path(X, y, alphas=ALPHAS, alpha_ratio=DEPTH).n_nonzero[-1])
 
 
 def _lasso_sparse() -> Callable[[Any, np.ndarray], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,7 +35,13 @@ LAYERS = [
     {"rewa.baselines.acdc", "rewa.baselines.gmp", "rewa.baselines.rigl"},
     {"rewa.baselines"},
     {"rewa.estimators.penalty", "rewa.estimators.standardized"},
-    {"rewa.estimators.active_set", "rewa.estimators.iteration", "rewa.estimators.path"},
+    {"rewa.estimators.active_set", "rewa.estimators.path"},
+    {"rewa.estimators.iteration.loss", "rewa.estimators.iteration.pair"},
+    {"rewa.estimators.iteration.start"},
+    {"rewa.estimators.iteration.state"},
+    {"rewa.estimators.iteration.rates", "rewa.estimators.iteration.result"},
+    {"rewa.estimators.iteration.batches", "rewa.estimators.iteration.full_batch"},
+    {"rewa.estimators.iteration"},
     {"rewa.estimators.least_squares", "rewa.estimators.logistic", "rewa.estimators.problem"},
     {"rewa.estimators.selection"},
     {"rewa.estimators.model"},
@@ -133,6 +140,33 @@ def test_examples_run(page, tmp_path):
     assert blocks
     script = "import torch\ntorch.manual_seed(0)\n" + "\n".join(blocks)
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=300, cwd=tmp_path)
+
+
+def test_the_guide_prints_what_it_says(tmp_path):
+    """The examples of docs/estimators.md, each print beside a comment that begins with its line."""
+    blocks = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "estimators.md").read_text(), re.S))
+    expected = re.findall(r"^print\(.*\)  # (.*)$", blocks, re.M)
+    assert len(expected) == blocks.count("print(") == 9
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", blocks],
+        check=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "MPLBACKEND": "Agg"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for line, comment in zip(done.stdout.splitlines(), expected, strict=True):
+        assert comment.startswith(line)
+
+
+def test_estimators_say_what_they_need():
+    code = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "try:\n    import rewa.estimators\nexcept ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.PIPE, text=True)
+    assert "pip install 'rewa[sklearn]'" in done.stdout
 
 
 def cells(result: str) -> dict[tuple[str, float], str]:

@@ -12,6 +12,10 @@ from sklearn.linear_model import Lasso, LogisticRegression
 
 from rewa import theory
 from rewa.estimators import active_set, iteration, penalty
+from rewa.estimators.iteration.full_batch import MEMORY, FullBatch
+from rewa.estimators.iteration.result import fitted
+from rewa.estimators.iteration.start import unit_start
+from rewa.estimators.iteration.state import receive
 
 SETTINGS = [(3, 2), (4, 3)]  # p = 2/3 and 1/2
 
@@ -87,12 +91,12 @@ def test_steps_are_those_of_a_plain_reference(K, M):
     factors = np.where(free, 0.0, 1.0)
     state = iteration.begin(4, "squared", alpha=alpha, K=K, M=M, factors=factors, lr=lr, start=start, intercept_init=0.5)
     with torch.no_grad():
-        design, target, w = iteration._open(state, X, y, None)
-        run = iteration._FullBatch(state, design, target, w / w.sum())
+        design, target, w = receive(state, X, y, None)
+        run = FullBatch(state, design, target, w / w.sum())
         for _ in range(100):
             run.step(*run.slopes())
         run.store()
-    result = iteration._result(state, 100, True, 0.0)
+    result = fitted(state, 100, True, 0.0)
     np.testing.assert_allclose(result.coef, coef, rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(result.intercept, b, rtol=1e-10)
     assert np.abs(coef).max() > 0.1
@@ -113,8 +117,8 @@ def test_small_steps_never_raise_the_objective_of_both_parts_and_lower_it_as_pre
     X, y = problem()
     state = iteration.begin(20, "squared", alpha=0.1, K=3, M=2, lr=1e-5)
     with torch.no_grad():
-        design, target, w = iteration._open(state, X, y, None)
-        run = iteration._FullBatch(state, design, target, w / w.sum())
+        design, target, w = receive(state, X, y, None)
+        run = FullBatch(state, design, target, w / w.sum())
         before = run.now.value + run.parts.penalty()
         for _ in range(20):
             gradient, h, pull = run.slopes()
@@ -132,12 +136,12 @@ def test_automatic_rate_keeps_the_objective_below_its_last_values():
     state = iteration.begin(100, "squared", alpha=0.05, K=3, M=2)
     values = []
     with torch.no_grad():
-        design, target, w = iteration._open(state, X, y, None)
-        run = iteration._FullBatch(state, design, target, w / w.sum())
+        design, target, w = receive(state, X, y, None)
+        run = FullBatch(state, design, target, w / w.sum())
         for _ in range(100):
             run.step(*run.slopes())
             values.append(run.objective)
-    assert all(value <= max(values[max(0, i - iteration.MEMORY) : i]) + 1e-12 for i, value in enumerate(values) if i)
+    assert all(value <= max(values[max(0, i - MEMORY) : i]) + 1e-12 for i, value in enumerate(values) if i)
     assert values[-1] < 0.5 * values[0]
 
 
@@ -193,7 +197,7 @@ def test_start_grows_above_the_entry_threshold_and_dies_below(p, positive):
     M = 1 + K * (1 - p)
     threshold = float(penalty.entry_threshold(0.2, 1.5, p))
     for factor, grows in ((1.03, True), (0.97, False)):
-        s = iteration.unit_start(p, positive=positive) * (0.2 / 1.5) ** (1 / (2 - p))
+        s = unit_start(p, positive=positive) * (0.2 / 1.5) ** (1 / (2 - p))
         u = s ** (1 / K)
         v = 0.0 if positive else u
         for _ in range(20_000):
@@ -205,7 +209,7 @@ def test_start_grows_above_the_entry_threshold_and_dies_below(p, positive):
 def test_start_lies_between_the_growth_threshold_and_the_barrier():
     threshold = penalty.entry_threshold(1.0, 1.0, 0.5)
     least = float(theory.growth_start(threshold, 4, 3, lam=1.0))
-    assert least < iteration.unit_start(0.5) < iteration.unit_start(0.5, positive=True) < 0.5 ** (1 / 1.5)
+    assert least < unit_start(0.5) < unit_start(0.5, positive=True) < 0.5 ** (1 / 1.5)
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -376,10 +380,10 @@ def test_moving_means_leave_predictions_alone():
     X, y = problem(n=100, d=5)
     state = iteration.begin(5, "squared", alpha=0.05, K=3, M=2)
     iteration.step(state, X[:50], y[:50])
-    before = iteration._result(state, 0, True, 0.0)
+    before = fitted(state, 0, True, 0.0)
     with torch.no_grad():
-        iteration._open(state, X[50:] + 2.0, y[50:], None)
-    after = iteration._result(state, 0, True, 0.0)
+        receive(state, X[50:] + 2.0, y[50:], None)
+    after = fitted(state, 0, True, 0.0)
     np.testing.assert_allclose(X @ before.coef + before.intercept, X @ after.coef + after.intercept, atol=1e-12)
 
 
@@ -405,6 +409,20 @@ def test_warm_start_needs_fewer_steps():
     warm = iteration.fit(X, y, "squared", alpha=0.05, K=3, M=2, coef_init=cold.coef, intercept_init=cold.intercept, start=1e-4)
     np.testing.assert_allclose(warm.coef, cold.coef, atol=1e-6)
     assert warm.n_iter < cold.n_iter
+
+
+@pytest.mark.parametrize(("K", "M"), [(2, 1), (3, 2)])
+def test_a_warm_start_on_a_constant_column_or_target_is_forgotten(K, M):
+    X, y = problem(d=8)
+    X[:, 0] = 3.3
+    start = {"coef_init": np.ones(8), "intercept_init": 7.0}
+    result = iteration.fit(X, y, "squared", alpha=0.05, K=K, M=M, **start)
+    assert result.converged
+    assert result.coef[0] == 0
+    np.testing.assert_allclose(result.coef, iteration.fit(X, y, "squared", alpha=0.05, K=K, M=M).coef, atol=1e-6)
+    empty = iteration.fit(X, np.full(100, 1.5), "squared", alpha=0.05, K=K, M=M, **start)
+    np.testing.assert_array_equal(empty.coef, 0.0)
+    assert empty.intercept == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("positive", [False, True])
@@ -454,6 +472,11 @@ def test_too_few_steps_still_give_exact_zeros():
         ({"M": 4}, "Invalid M value"),
         ({"lr": 0.0}, "Invalid lr value"),
         ({"start": -1.0}, "Invalid start value"),
+        ({"alpha": -0.1}, "Invalid alpha value: -0.1"),
+        ({"batch_size": 0}, "Invalid batch_size value: 0"),
+        ({"factors": np.ones(3)}, "one for each of the 20 columns"),
+        ({"coef_init": np.ones(3)}, "does not fit 20 columns"),
+        ({"weights": np.zeros(100)}, "sum to 0"),
         ({"lr": 1e6, "K": 1, "M": 1, "alpha": 0.0}, "diverges with lr"),
     ],
 )
@@ -461,3 +484,17 @@ def test_what_cannot_work_is_said(change, message):
     X, y = problem()
     with pytest.raises(ValueError, match=message):
         iteration.fit(X, y, "squared", **{"alpha": 0.1, "K": 3, "M": 2, **change})
+
+
+def test_a_stream_refuses_rows_of_another_kind():
+    X, _ = problem()
+    state = iteration.begin(20, "multinomial", alpha=0.1, K=3, M=2)
+    with pytest.raises(ValueError, match=r"seen no rows: call step\(\)"):
+        iteration.finalize(state)
+    iteration.step(state, X, labels(X, 2))
+    with pytest.raises(ValueError, match=r"Invalid labels: 0 to 2 .*outputs=2"):
+        iteration.step(state, X, labels(X, 3))
+    state = iteration.begin(20, "squared", alpha=0.1, K=3, M=2)
+    iteration.step(state, X, X[:, :2])
+    with pytest.raises(ValueError, match="y has 1 columns, the rows before had 2"):
+        iteration.step(state, X, X[:, 0])

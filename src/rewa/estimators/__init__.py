@@ -1,5 +1,10 @@
 """Sparse regression and classification in scikit-learn's terms; needs ``pip install 'rewa[sklearn]'``."""
 
+try:
+    from sklearn.utils.validation import validate_data  # noqa: F401 - came with 1.6
+except ImportError as error:
+    raise ImportError("rewa.estimators needs scikit-learn 1.6 or newer: pip install 'rewa[sklearn]'") from error
+
 from rewa.estimators.classifier import ReWAClassifier, ReWAClassifierCV
 from rewa.estimators.display import ReWAPathDisplay
 from rewa.estimators.model import Path

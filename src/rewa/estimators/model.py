@@ -43,29 +43,34 @@ Array = NDArray[np.float64]
 POSITIVE = Interval(Real, 0, None, closed="neither")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Path:
     """Models from the empty one on, as :meth:`ReWARegressor.path` gives them.
 
     Args:
         alphas: Weights of the penalty, falling.
         p: Its exponent.
-        coefs: Coefficients, a column for each weight: of the shape ``(n_features, n_alphas)``, or
-            ``(n_outputs, n_features, n_alphas)`` where there are several outputs or classes.
+        sparse_coefs: Coefficients, a column for each weight and a row for each feature, output by output.
         intercepts: Of the shape ``(n_alphas,)`` or ``(n_outputs, n_alphas)``.
         n_iters: Newton steps for each.
     """
 
     alphas: Array
     p: float
-    coefs: Array
+    sparse_coefs: Any
     intercepts: Array
     n_iters: NDArray[np.intp]
 
     @property
+    def coefs(self) -> Array:
+        """Coefficients of the shape ``(n_features, n_alphas)``, or ``(n_outputs, n_features, n_alphas)`` for several."""
+        dense: Array = self.sparse_coefs.toarray()
+        return dense if self.intercepts.ndim == 1 else dense.reshape(len(self.intercepts), -1, len(self.alphas))
+
+    @property
     def n_nonzero(self) -> NDArray[np.intp]:
         """Number of coefficients that are not zero, for each weight of the penalty."""
-        count: NDArray[np.intp] = np.count_nonzero(self.coefs.reshape(-1, len(self.alphas)), axis=0)
+        count: NDArray[np.intp] = np.diff(self.sparse_coefs.indptr)
         return count
 
 
@@ -184,12 +189,18 @@ class LinearModel(CallbackSupportMixin, BaseEstimator, abc.ABC):
         p = float(self.p_) if len(ps) > 1 else ps[0]
         tried = selection.grids(problem, losses, [p], _checked_alphas(alphas), _ratio(alpha_ratio, data))[0]
         models = list(problem.follow(losses, tried, p))
-        shown = [clone._shaped(*problem.dense(points)) for points in models]
+        placed = [problem.placed(points) for points in models]
+        ends = np.cumsum([0, *(len(index) for index, _ in placed)])
+        coefs = sparse.csc_array(
+            (np.concatenate([values for _, values in placed]), np.concatenate([index for index, _ in placed]), ends),
+            shape=(problem.outputs * data.shape[1], len(tried)),
+        )
+        empty = np.zeros((problem.outputs, 0))  # only the intercepts are shaped
         return Path(
             alphas=tried,
             p=p,
-            coefs=np.stack([coef for coef, _ in shown], axis=-1),
-            intercepts=np.stack([np.asarray(intercept) for _, intercept in shown], axis=-1),
+            sparse_coefs=coefs,
+            intercepts=np.stack([clone._shaped(empty, problem.intercepts(points))[1] for points in models], axis=-1),
             n_iters=np.array([sum(point.n_iter for point in points) for points in models]),
         )
 

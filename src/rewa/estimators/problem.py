@@ -121,14 +121,22 @@ class Problem(abc.ABC):
         """Factors of the penalty for all coefficients of a loss."""
         return np.tile(self.factors, loss.size // len(self.factors))
 
+    def placed(self, points: list[Point]) -> tuple[NDArray[np.intp], Array]:
+        """Places of the nonzero coefficients of a model among those of all outputs, and their values."""
+        each = self.outputs * self.X.shape[1] // len(points)
+        index = np.concatenate([place * each + point.index for place, point in enumerate(points)])
+        return index, np.concatenate([point.values for point in points])
+
+    def intercepts(self, points: list[Point]) -> Array:
+        """One for each output."""
+        return np.concatenate([point.intercept for point in points])
+
     def dense(self, points: list[Point]) -> tuple[Array, Array]:
         """Coefficients of the shape (outputs, columns) and intercepts of a model."""
-        columns = self.X.shape[1]
-        coef = np.zeros(self.outputs * columns)
-        each = len(coef) // len(points)
-        for place, point in enumerate(points):
-            coef[place * each + point.index] = point.values
-        return coef.reshape(self.outputs, columns), np.concatenate([point.intercept for point in points])
+        index, values = self.placed(points)
+        coef = np.zeros(self.outputs * self.X.shape[1])
+        coef[index] = values
+        return coef.reshape(self.outputs, -1), self.intercepts(points)
 
     def points(self, coef: Array, intercept: Array, losses: list[Loss]) -> list[Point]:
         """The model with these coefficients of the shape (outputs, columns) and intercepts: the reverse of :meth:`dense`."""
