@@ -102,6 +102,14 @@ def test_class_weights_are_sample_weights():
     few = np.append(np.flatnonzero(y == "yes"), np.flatnonzero(y == "no")[:20])
     balanced = ReWAClassifier(alpha=0.02, class_weight="balanced").fit(X[few], y[few])
     assert balanced.intercept_[0] < ReWAClassifier(alpha=0.02).fit(X[few], y[few]).intercept_[0]
+    both = ReWAClassifier(alpha=0.02, class_weight={"yes": 3.0}).fit(X, y, sample_weight=weight)
+    np.testing.assert_allclose(both.coef_, ReWAClassifier(alpha=0.02).fit(X, y, sample_weight=weight**2).coef_, rtol=1e-9)
+    there = np.random.default_rng(0).integers(0, 2, len(y))
+    some = ReWAClassifier(alpha=0.02, class_weight="balanced").fit(X, y, sample_weight=there)
+    removed = ReWAClassifier(alpha=0.02, class_weight="balanced").fit(X[there > 0], y[there > 0])
+    np.testing.assert_allclose(some.coef_, removed.coef_, rtol=1e-7)
+    with pytest.raises(ValueError, match="needs all rows at once"):
+        ReWAClassifier(class_weight="balanced").partial_fit(X, y)
     with pytest.raises(ValueError, match=r"names classes that y does not have: \['maybe'\]"):
         ReWAClassifier(class_weight={"maybe": 2.0}).fit(X, y)
 
@@ -116,6 +124,14 @@ def test_separable_data_stay_finite():
         assert np.isfinite(fitted.coef_).all()
         assert fitted.support_[4]
         assert fitted.score(X, y) == 1
+
+
+def test_refits_keep_coefficients_positive():
+    X, y = two()
+    X = np.column_stack([X[:, 4], X[:, 9], 0.7 * (X[:, 4] - X[:, 9]) + 0.1 * X[:, 0]])
+    model = ReWAClassifier(alpha=0.001, p=1, refit=True, positive=True).fit(X, y)
+    assert (model.coef_ >= 0).all()
+    assert model.coef_.any()
 
 
 def test_one_class_is_no_classification():
@@ -244,5 +260,7 @@ def test_a_stream_keeps_its_settings_and_its_classes():
     model.set_params(alpha=0.1).partial_fit(X[50:], y[50:])
     with pytest.raises(ValueError, match=r"classes that were not there before: \['maybe'\]"):
         model.partial_fit(X[:3], ["yes", "no", "maybe"])
+    with pytest.raises(ValueError, match="are not those of the first call"):
+        model.partial_fit(X, y, classes=["yes", "no", "maybe"])
     model.fit(X, y)
     np.testing.assert_allclose(model.coef_, ReWAClassifier(alpha=0.1).fit(X, y).coef_)

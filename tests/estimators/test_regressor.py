@@ -391,3 +391,174 @@ def test_scikit_learn_without_callbacks(monkeypatch):
     older.__spec__.loader.exec_module(older)
     assert older.with_callbacks(len) is len
     assert not hasattr(older.LinearModel, "set_callbacks")
+
+
+# ------------------------------------------------------------------------------------------------- what a review asked for
+
+
+def test_a_path_starts_where_the_first_feature_enters_whatever_the_factors():
+    X, y, _ = data()
+    factor = np.random.default_rng(0).uniform(0.5, 2, 40)
+    path = ReWARegressor(penalty_factor=factor).path(X, y, alphas=20)
+    assert not ReWARegressor(alpha=path.alphas[0] * 1.001, penalty_factor=factor).fit(X, y).support_.any()
+    assert ReWARegressor(alpha=path.alphas[0] * 0.95, penalty_factor=factor).fit(X, y).support_.any()
+
+
+def test_free_features_come_before_the_path():
+    X, y, _ = data()
+    y = y + 30 * X[:, 0] + 5 * (X[:, 1] - X[:, 0])
+    factor = np.ones(40)
+    factor[0] = 0.0
+    path = ReWARegressor(penalty_factor=factor).path(X, y, alphas=[*ReWARegressor(penalty_factor=factor).path(X, y).alphas])
+    np.testing.assert_array_equal(np.flatnonzero(path.coefs[:, 0]), [0])
+    assert path.n_nonzero[1] == 2
+
+
+def test_a_positive_path_starts_with_the_strongest_positive_feature():
+    X, y, _ = data()
+    path = ReWARegressor(positive=True).path(X, -y, alphas=30)
+    assert path.n_nonzero[:2].tolist() == [0, 1]
+    assert path.coefs[:, 1].max() > 0
+
+
+def test_refits_keep_coefficients_positive():
+    random = np.random.default_rng(0)
+    A, B = random.standard_normal((2, 200))
+    C = 0.7 * (A + B) + 0.15 * random.standard_normal(200)
+    X, y = np.column_stack([A, B, C]), A + B - 0.3 * C + 0.05 * random.standard_normal(200)
+    assert ReWARegressor(alpha=0.05, p=1).fit(X, y).refit is False
+    assert ReWARegressor(alpha=0.05, p=1, refit=True).fit(X, y).coef_[2] < 0  # what it would be
+    for model in (
+        ReWARegressor(alpha=0.05, p=1, refit=True, positive=True),
+        ReWARegressorCV(p=1, positive=True),
+        ReWARegressorCV(p=1, positive=True, selection="ebic"),
+    ):
+        assert (model.fit(X, y).coef_ >= 0).all()
+        assert model.coef_[0] > 0.5
+    warm = ReWARegressor(alpha=0.05, warm_start=True).fit(X, -y)
+    assert (warm.set_params(positive=True).fit(X, -y).coef_ >= 0).all()
+
+
+@pytest.mark.parametrize("selection", ["min", "1se", "ebic"])
+def test_whole_weights_are_repeated_rows_for_every_selection(selection):
+    X, y, _ = data(n=60, noise=2.0)
+    weight = np.random.default_rng(2).integers(1, 3, 60)
+    many = np.repeat(np.arange(60), weight)
+    folds = [np.flatnonzero(np.arange(60) % 3 != fold) for fold in range(3)]
+    cv = [(rows, np.setdiff1d(np.arange(60), rows)) for rows in folds]
+    repeated = [(np.flatnonzero(np.isin(many, train)), np.flatnonzero(np.isin(many, test))) for train, test in cv]
+    one = ReWARegressorCV(alphas=30, selection=selection, cv=cv).fit(X, y, sample_weight=weight)
+    other = ReWARegressorCV(alphas=30, selection=selection, cv=repeated).fit(X[many], y[many])
+    assert one.alpha_ == pytest.approx(other.alpha_, rel=1e-9)
+    np.testing.assert_allclose(one.coef_, other.coef_, rtol=1e-6, atol=1e-9)
+
+
+def test_rows_that_a_fold_has_twice_count_twice():
+    X, y, _ = data()
+    first, second = np.arange(60), np.arange(60, 120)
+    twice = ReWARegressorCV(alphas=20, cv=[(np.append(first, first[:30]), second)]).fit(X, y)
+    weight = np.ones(120)
+    weight[:30] = 2
+    path = ReWARegressor().path(X[first], y[first], alphas=twice.alphas_, sample_weight=weight[first])
+    for step in range(3):
+        expected = ((y[second] - X[second] @ path.coefs[:, step] - path.intercepts[step]) ** 2).mean()
+        found = ReWARegressorCV(alphas=20, refit=False, cv=[(np.append(first, first[:30]), second)]).fit(X, y)
+        assert found.mse_path_[step, 0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_ebic_stops_at_half_the_rows_and_adds_up_outputs():
+    X, y, _ = data(n=40, d=200, noise=3.0)
+    model = ReWARegressorCV(selection="ebic", alphas=60, alpha_ratio=0.001, gamma=0.0).fit(X, y)
+    path = ReWARegressor().path(X, y, alphas=model.alphas_)
+    assert np.isnan(model.criterion_[path.n_nonzero >= 20]).all()
+    random = np.random.default_rng(3)
+    Z = random.standard_normal((150, 60))
+    weak = 0.35 * Z[:, 2] + random.standard_normal(150)
+    alone = ReWARegressorCV(selection="ebic").fit(Z, weak)
+    many = ReWARegressorCV(selection="ebic").fit(Z, np.column_stack([weak] * 4))
+    np.testing.assert_array_equal(np.flatnonzero(alone.support_), [2])
+    np.testing.assert_array_equal(many.support_, alone.support_)
+    assert ReWARegressorCV(selection="ebic", penalty_factor=np.zeros(200)).fit(X, y).support_.any()
+
+
+def test_a_chosen_refit_lies_inside_its_stretch():
+    X, y, _ = data(n=150, d=400)
+    model = ReWARegressorCV(refit=True).fit(X, y)
+    mean = model.mse_path_.mean(axis=1)
+    step = int(np.flatnonzero(model.alphas_ == model.alpha_)[0])
+    np.testing.assert_allclose(mean[step - 2 : step + 3], mean[step], rtol=1e-9)
+
+
+def test_how_far_down_a_path_goes():
+    X, y, _ = data()
+    for rows, ratio in ((120, 1e-4), (30, 1e-2)):
+        alphas = ReWARegressor().path(X[:rows], y[:rows], alphas=5).alphas
+        assert alphas[-1] / alphas[0] == pytest.approx(ratio**1.5)
+
+
+def test_no_penalty_at_all():
+    X, y, _ = data()
+    np.testing.assert_allclose(
+        ReWARegressor(alpha=0.0).fit(X, y).coef_, np.linalg.lstsq(X - X.mean(0), y - y.mean(), rcond=None)[0], rtol=1e-6
+    )
+    assert np.isfinite(ReWARegressorCV(alphas=[0.0, 0.1]).fit(X, y).coef_).all()
+
+
+def test_odd_folds():
+    X, y, _ = data()
+    model = ReWARegressorCV(selection="1se", cv=[(np.arange(60), np.arange(60, 120))], alphas=20).fit(X, y)
+    assert model.support_.any()
+    weight = np.ones(120)
+    weight[:24] = 0
+    left = ReWARegressorCV(alphas=20).fit(X, y, sample_weight=weight)  # the first fold holds out rows without weight
+    assert left.mse_path_.shape == (20, 4)
+    with pytest.raises(ValueError, match="a fold has no rows to fit that have a weight"):
+        ReWARegressorCV(cv=[(np.arange(24), np.arange(24, 120))]).fit(X, y, sample_weight=weight)
+    splits = (split for split in [(np.arange(60), np.arange(60, 120))])
+    model = ReWARegressorCV(cv=splits, alphas=20).fit(X, y)
+    mask = np.arange(120) < 60
+    np.testing.assert_array_equal(ReWARegressorCV(cv=[(mask, ~mask)], alphas=20).fit(X, y).coef_, model.coef_)
+
+
+def test_rows_without_weight_may_hold_anything():
+    X, y, _ = data()
+    expected = ReWARegressorCV(alphas=20, cv=3).fit(X[:90], y[:90])
+    X[90:], y[90:] = 1e300, -1e300
+    splits = list(KFold(3).split(X[:90]))
+    found = ReWARegressorCV(alphas=20, cv=splits).fit(X, y, sample_weight=(np.arange(120) < 90).astype(float))
+    np.testing.assert_allclose(found.coef_, expected.coef_, rtol=1e-9)
+
+
+def test_sparse_columns_far_from_zero():
+    X, y, _ = data()
+    for mean in (1e4, 1e7):
+        dense = ReWARegressor(alpha=0.1).fit(X + mean, y)
+        thin = ReWARegressor(alpha=0.1).fit(sparse.csc_array(X + mean), y)
+        np.testing.assert_array_equal(thin.support_, dense.support_)
+        np.testing.assert_allclose(thin.coef_, dense.coef_, rtol=1e-4, atol=1e-4)
+
+
+def test_what_an_earlier_fit_left_is_gone():
+    X, y, _ = data()
+    model = ReWARegressorCV(alphas=20).fit(X, y)
+    assert not hasattr(model.set_params(selection="ebic").fit(X, y), "mse_path_")
+    assert not hasattr(model.set_params(selection="min").fit(X, y), "criterion_")
+    warm = ReWARegressor(warm_start=True, solver="rewa", max_iter=5000).fit(X, y)
+    assert warm.fit(X[:, :30], y).coef_.shape == (30,)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda X, y: ReWARegressor().path(X, y, alphas=0), "alphas must be"),
+        (lambda X, y: ReWARegressor().path(X, y, alpha_ratio=2.0), "alpha_ratio must be"),
+        (lambda X, y: ReWARegressorCV(p="auto").path(X, y), "stands for several exponents"),
+        (lambda X, y: ReWARegressorCV(p=[0.5, 1.0], M=7).fit(X, y), "M=7 goes with one exponent"),
+        (lambda X, y: ReWARegressor(standardize=False).fit(X * 1e160, y), "of the size .*e[+]160.* use standardize=True"),
+        (lambda X, y: ReWARegressorCV().fit(X, y * 1e160), "divide the targets"),
+    ],
+)
+def test_calls_that_make_no_sense(call, message):
+    X, y, _ = data()
+    with pytest.raises(ValueError, match=message):
+        call(X, y)

@@ -58,7 +58,7 @@ def minimize(
     if not goal.any():
         return np.zeros_like(b), 0, True
     problem = _Quadratic(Q, q, a, p, positive, goal)
-    b = np.where(movable, b, 0.0)
+    b = np.where(movable, np.maximum(b, 0.0) if positive else b, 0.0)
     on = b != 0
     threshold = np.maximum(penalty.entry_threshold(a, curvature, p), goal)
     taken, moves, most = 0, 0, 50 + 20 * len(b)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
-from sklearn.utils import compute_sample_weight
 from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
@@ -57,9 +56,9 @@ class Classification(Problem):
         loss: Array = -log_softmax(output, axis=1)[np.arange(len(y)), y]
         return loss
 
-    def deviance(self, error: float) -> float:
+    def deviance(self, output: Array) -> float:
         """Twice the mean log loss."""
-        return 2 * error
+        return float(2 * self.shares @ self.errors(self.y, output))
 
 
 class _Classifier(ClassifierMixin, LinearModel):
@@ -82,17 +81,22 @@ class _Classifier(ClassifierMixin, LinearModel):
         return numbers
 
     def _problem(self, X: Any, y: NDArray[Any], weights: Array, **settings: Any) -> Problem:
-        if self.class_weight is not None:
-            weights = weights * compute_sample_weight(self._weight_by_number(), y)
+        weights = weights * self._of_classes(y, weights)[y]
         return Classification(X=X, y=y, weights=weights, n_classes=len(self.classes_), **settings)
 
-    def _weight_by_number(self) -> Any:
-        if not isinstance(self.class_weight, dict):
-            return self.class_weight
-        unknown = [label for label in self.class_weight if label not in self.classes_.tolist()]
+    def _of_classes(self, y: NDArray[Any], weights: Array) -> Array:
+        """The weight of each class; balanced ones make all classes count the same, with the weights of their rows."""
+        known = self.classes_.tolist()
+        if self.class_weight is None:
+            return np.ones(len(known))
+        if isinstance(self.class_weight, str):
+            counts = np.bincount(y, weights, minlength=len(known))
+            balanced: Array = weights.sum() / (np.count_nonzero(counts) * np.where(counts > 0, counts, 1.0))
+            return balanced
+        unknown = [label for label in self.class_weight if label not in known]
         if unknown:
-            raise ValueError(f"class_weight names classes that y does not have: {unknown}; it has {self.classes_.tolist()}")
-        return {number: self.class_weight.get(label, 1.0) for number, label in enumerate(self.classes_.tolist())}
+            raise ValueError(f"class_weight names classes that y does not have: {unknown}; it has {known}")
+        return np.array([float(self.class_weight.get(label, 1.0)) for label in known])
 
     def _shaped(self, coef: Array, intercept: Array) -> tuple[Any, Any]:
         return coef, intercept
@@ -150,7 +154,8 @@ class ReWAClassifier(_Classifier, Single):
         positive: Whether coefficients must not be negative.
         penalty_factor: Factor of the penalty for each feature; 0 for features that must not be penalized.
         class_weight: Weights of classes by label, or ``"balanced"``.
-        refit: Whether the nonzero coefficients are fitted again without a penalty.
+        refit: Whether the nonzero coefficients are fitted again without a penalty; if they separate the classes, until the log
+            loss is 0.001.
         solver: ``"path"``, ``"rewa"`` or ``"auto"``, see :class:`ReWARegressor`.
         max_iter: Most Newton steps for a model; most passes over the data of ``solver="rewa"``.
         tol: How far from zero the slopes of nonzero coefficients may be, as a share of the largest slope of the empty model.
@@ -219,7 +224,7 @@ class ReWAClassifier(_Classifier, Single):
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> ReWAClassifier:
-        """Go on with one pass over more rows, by the paper's iteration; for data that come in chunks.
+        """Go on with one pass over more rows, by the paper's iteration, for data that come in chunks; after a fit, begin anew.
 
         Args:
             X: Features, dense or sparse.
@@ -227,8 +232,13 @@ class ReWAClassifier(_Classifier, Single):
             classes: All labels that will come; the first call needs them, unless its rows show all.
             sample_weight: Weights of the rows.
         """
-        if not hasattr(self, "_state") and classes is not None:
-            self.classes_ = np.unique(np.asarray(classes))
+        if self.class_weight == "balanced":
+            raise ValueError("class_weight='balanced' needs all rows at once: give partial_fit weights by label or by row")
+        if classes is not None:
+            labels = np.unique(np.asarray(classes))
+            if hasattr(self, "_state") and not np.array_equal(labels, self.classes_):
+                raise ValueError(f"classes={labels.tolist()} are not those of the first call: {self.classes_.tolist()}")
+            self.classes_ = labels
         self._stream(X, y, sample_weight, known=classes is not None)
         return self
 

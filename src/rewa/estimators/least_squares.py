@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewa.estimators.active_set import minimize
-from rewa.estimators.standardized import Standardized
+from rewa.estimators.standardized import ROUNDING, Standardized
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -84,9 +84,10 @@ class LeastSquares:
         Z = correlations.Z
         self.correlations, self.Z = correlations, Z
         self.center = float(Z.weights @ y) if fit_intercept else 0.0
-        rest = y - self.center
+        there = Z.weights > 0
+        rest = np.where(there, y - self.center, 0.0)
         largest = float(np.max(np.abs(rest), initial=0.0))
-        self.unit = largest if largest > 1e-13 * np.max(np.abs(y), initial=0.0) else 0.0
+        self.unit = largest if largest > ROUNDING * np.max(np.abs(y[there]), initial=0.0) else 0.0
         self.y = rest / self.unit if self.unit > 0 else np.zeros_like(rest)
         self.q = Z.correlate(Z.weights * self.y)
         self.size = Z.columns
@@ -123,10 +124,13 @@ class LeastSquares:
         """Coefficients and intercepts in the units of X and y."""
         return self._from_units(index, self.b[index])
 
-    def refit(self, index: Index) -> tuple[Array, Array]:
+    def refit(self, index: Index, positive: bool = False) -> tuple[Array, Array]:
         """Coefficients and intercepts in the units of X and y that minimize the loss alone, all others being zero."""
         if not index.size:
             return self._from_units(index, np.empty(0))
+        if positive:
+            Q, none = self.correlations.gram(index), np.zeros(len(index))
+            return self._from_units(index, minimize(Q, self.q[index], none, 1.0, self.b[index], positive=True)[0])
         values = np.linalg.lstsq(self.correlations.gram(index), self.q[index], rcond=1e-12)[0]
         return self._from_units(index, np.asarray(values, dtype=np.float64))
 

@@ -27,6 +27,7 @@ SLACK = 1e-13  # of the objective: what its rounding may hide
 LEAST_SCALE = 1e-3  # of slopes: columns that explain nothing are not fitted to the last digit
 INNER_STEPS = 200  # Newton steps on a parabola
 JUMP_STEPS = 10  # that a jump of one coefficient may take to pay
+CANDIDATES = 16  # coefficients that may try to jump: where many look alike, none pays if the strongest do not
 STALLED = 10  # steps without a visible gain after which there is none to expect
 REFIT_LOSS, REFIT_STEPS = 1e-3, 50  # where a fit without a penalty ends if the classes can be separated
 
@@ -125,7 +126,7 @@ class Logistic:
         """Coefficients and intercepts in the units of X."""
         return self._from_units(index, self.b[index], self.intercept)
 
-    def refit(self, index: Index) -> tuple[Array, Array]:
+    def refit(self, index: Index, positive: bool = False) -> tuple[Array, Array]:
         """Coefficients and intercepts in the units of X that minimize the loss alone, all others being zero.
 
         If the classes can be separated there is no minimum: it starts from the present point and ends once the loss is below
@@ -133,8 +134,11 @@ class Logistic:
         """
         block = _Block(self, index)
         none, goal = np.zeros(len(index)), 1e-10 * self.scale * self.root[index]
-        problem = _Penalized(block, none, 1.0, False, goal, 1e-10 * self.scale)
+        problem = _Penalized(block, none, 1.0, positive, goal, 1e-10 * self.scale)
         point = problem.at(self.b[index], self.intercept)
+        if positive:
+            point, _, _ = problem.descend(point, 1e-10, REFIT_STEPS)
+            return self._from_units(index, point.b, point.intercept)
         for _ in range(REFIT_STEPS):
             if point.value < REFIT_LOSS or problem.at_rest(point):
                 break
@@ -377,8 +381,8 @@ class _Penalized:
         return None
 
     def jump(self, point: _Point, index: Index, Q: Array, g: Array, constant: Array, follow: Array) -> _Point | None:
-        """A lower point after one of these coefficients has jumped and the others, and the intercepts, have followed."""
-        for j in index:
+        """A lower point after one of the first of these coefficients has jumped, and the others and the intercepts followed."""
+        for j in index[:CANDIDATES]:
             step = np.zeros_like(point.b)
             if point.b[j] != 0:
                 step[j] = -point.b[j]

@@ -119,7 +119,7 @@ class LinearModel(CallbackSupportMixin, BaseEstimator, abc.ABC):
 
     _target_checks: ClassVar[dict[str, Any]] = {}
 
-    def _settings(self, columns: int) -> dict[str, Any]:
+    def _settings(self, columns: int, weights: Array) -> dict[str, Any]:
         """Settings of the problem that are parameters of the estimator."""
         return {
             "factors": self._factors(columns),
@@ -128,6 +128,7 @@ class LinearModel(CallbackSupportMixin, BaseEstimator, abc.ABC):
             "positive": bool(self.positive),
             "tol": float(self.tol),
             "max_iter": int(self.max_iter),
+            "rows": float(weights.sum()),
         }
 
     def _factors(self, columns: int) -> Array:
@@ -180,14 +181,14 @@ class LinearModel(CallbackSupportMixin, BaseEstimator, abc.ABC):
             sample_weight: Weights of the rows.
         """
         clone = type(self)(**self.get_params(deep=False))
-        data, targets, weights = clone._check(X, y, sample_weight)
-        problem = clone._problem(data, targets, weights, **clone._settings(data.shape[1]))
+        data, targets, weights = _weighted(*clone._check(X, y, sample_weight))
+        problem = clone._problem(data, targets, weights, **clone._settings(data.shape[1], weights))
         losses = problem.losses()
         ps = clone._exponents()
-        if len(ps) > 1 and not hasattr(self, "p_"):
+        if len(ps) > 1 and getattr(self, "p_", None) not in ps:
             raise ValueError(f"p={self.p!r} stands for several exponents, and a path has one: fit first, or set p to a number")
         p = float(self.p_) if len(ps) > 1 else ps[0]
-        tried = selection.grids(problem, losses, [p], _checked_alphas(alphas), _ratio(alpha_ratio, data))[0]
+        tried = selection.grids(problem, losses, [p], _checked_alphas(alphas), _ratio(alpha_ratio, data, weights))[0]
         models = list(problem.follow(losses, tried, p))
         placed = [problem.placed(points) for points in models]
         ends = np.cumsum([0, *(len(index) for index, _ in placed)])
@@ -302,10 +303,12 @@ class Single(LinearModel):
             The estimator.
         """
         before = (self.coef_, self.intercept_) if self.warm_start and hasattr(self, "coef_") else None
-        data, targets, weights = self._check(X, y, sample_weight)
+        data, targets, weights = _weighted(*self._check(X, y, sample_weight))
         for name in ("_state", "_begun", "_spread"):  # of a stream
             self.__dict__.pop(name, None)
-        problem = self._problem(data, targets, weights, **self._settings(data.shape[1]))
+        problem = self._problem(data, targets, weights, **self._settings(data.shape[1], weights))
+        if before is not None and np.atleast_2d(before[0]).shape != (problem.outputs, data.shape[1]):
+            before = None  # other data
         self.p_, M = penalty.exponents(self.p, self.K, self.M)
         with self._watched(data, targets, sample_weight, tasks=1) as progress:
             if self.solver == "rewa":
@@ -334,7 +337,7 @@ class Single(LinearModel):
         coef, intercept = np.atleast_2d(result.coef) / scale, np.atleast_1d(result.intercept)
         points = problem.points(coef, intercept, losses)
         done = result.converged or self.batch_size is not None  # with batches, the run is as long as it is
-        self._keep(problem, selection.refitted(losses, points) if self.refit else points, result.n_iter, done)
+        self._keep(problem, selection.refitted(losses, points, problem.positive) if self.refit else points, result.n_iter, done)
 
     def _iteration(self, M: float, factors: Array) -> dict[str, Any]:
         """Settings of the iteration that are parameters of the estimator."""
@@ -357,7 +360,7 @@ class Single(LinearModel):
         first = not hasattr(self, "_state")
         data, targets, weights = self._check(X, y, sample_weight, reset=first, known=known)
         self.p_, M = penalty.exponents(self.p, self.K, self.M)
-        problem = self._problem(data, targets, weights, **self._settings(data.shape[1]))
+        problem = self._problem(data, targets, weights, **self._settings(data.shape[1], weights))
         if first:
             self._state = iteration.begin(
                 data.shape[1],
@@ -390,8 +393,8 @@ class Single(LinearModel):
     def _follow(self, problem: Problem, before: tuple[Any, Any] | None) -> None:
         losses = problem.losses()
         alphas = np.array([float(self.alpha)])
-        coef = None if before is None else np.atleast_2d(before[0])
-        if before is not None and coef is not None and coef.shape == (problem.outputs, problem.X.shape[1]):
+        if before is not None:
+            coef = np.maximum(np.atleast_2d(before[0]), 0.0 if self.positive else -np.inf)
             each = problem.outputs // len(losses)
             intercept = np.broadcast_to(np.atleast_1d(before[1]), problem.outputs)
             for place, loss in enumerate(losses):
@@ -403,7 +406,7 @@ class Single(LinearModel):
         for points in problem.follow(losses, alphas, self.p_):
             n_iter += sum(point.n_iter for point in points)
         converged = all(point.converged for point in points)
-        self._keep(problem, selection.refitted(losses, points) if self.refit else points, n_iter, converged)
+        self._keep(problem, selection.refitted(losses, points, problem.positive) if self.refit else points, n_iter, converged)
 
 
 class CrossValidated(LinearModel):
@@ -463,6 +466,8 @@ class CrossValidated(LinearModel):
             return list(selection.EXPONENTS)
         if self.p is None or isinstance(self.p, Real):
             return super()._exponents()
+        if self.M is not None:
+            raise ValueError(f"M={self.M} goes with one exponent, and p={self.p!r} are several: leave M out")
         ps = [penalty.exponents(float(p), self.K, None)[0] for p in np.asarray(self.p, dtype=np.float64).ravel()]
         if not ps:
             raise ValueError("p is empty: give an exponent in (0, 1], several, or 'auto'")
@@ -485,20 +490,25 @@ class CrossValidated(LinearModel):
         routed: Any = process_routing(self, "fit", **params) if params else None
         data, targets, weights = self._check(X, y, sample_weight)
         ps = self._exponents()
-        problem = self._problem(data, targets, weights, **self._settings(data.shape[1]))
         common: dict[str, Any] = {
             "ps": ps,
             "alphas": _checked_alphas(self.alphas),
-            "ratio": _ratio(self.alpha_ratio, data),
+            "ratio": _ratio(self.alpha_ratio, data, weights),
         }
+        for name in ("criterion_", self._scores_name):  # of an earlier fit
+            self.__dict__.pop(name, None)
         if self.selection == "ebic":
+            data, targets, weights = _weighted(data, targets, weights)
+            problem = self._problem(data, targets, weights, **self._settings(data.shape[1], weights))
             with self._watched(data, targets, sample_weight, tasks=len(ps) + 1) as progress:
                 choice = selection.by_information(
                     problem, refit=self.refit is not False, gamma=float(self.gamma), progress=progress, **common
                 )
         else:
             splitter = check_cv(self.cv, targets, classifier=self._classifies)
-            splits = list(splitter.split(data, targets, **(routed.splitter.split if routed else {})))
+            splits = _places(list(splitter.split(data, targets, **(routed.splitter.split if routed else {}))), weights)
+            data, targets, weights = _weighted(data, targets, weights)
+            problem = self._problem(data, targets, weights, **self._settings(data.shape[1], weights))
             with self._watched(data, targets, sample_weight, tasks=len(ps) + 1) as progress:
                 choice = selection.by_cross_validation(
                     problem, splits, refit=self.refit, one_standard_error=self.selection == "1se", n_jobs=self.n_jobs,
@@ -531,6 +541,8 @@ class CrossValidated(LinearModel):
 
 def _checked_alphas(alphas: Any) -> int | Array:
     if isinstance(alphas, Integral):
+        if int(alphas) < 1:
+            raise ValueError(f"alphas must be weights of the penalty, or how many: at least 1, got {alphas}")
         return int(alphas)
     values: Array = np.asarray(alphas, dtype=np.float64).ravel()
     if not (values.size and np.isfinite(values).all() and (values >= 0).all()):
@@ -542,7 +554,31 @@ def _divided(X: Any, scale: Array) -> Any:
     return sparse.csr_array(X.multiply(1 / scale)) if sparse.issparse(X) else X / scale
 
 
-def _ratio(alpha_ratio: float | str, X: Any) -> float:
-    if isinstance(alpha_ratio, str):
-        return 0.01 if X.shape[1] > X.shape[0] else 0.0001
+def _ratio(alpha_ratio: float | str, X: Any, weights: Array) -> float:
+    if alpha_ratio == "auto":
+        return 0.01 if X.shape[1] > weights.sum() else 0.0001
+    if not (isinstance(alpha_ratio, Real) and 0 < float(alpha_ratio) < 1):
+        raise ValueError(f"alpha_ratio must be 'auto' or a number between 0 and 1, got {alpha_ratio!r}")
     return float(alpha_ratio)
+
+
+def _weighted(X: Any, y: NDArray[Any], weights: Array) -> tuple[Any, NDArray[Any], Array]:
+    """Only the rows that have a weight."""
+    rows = np.flatnonzero(weights > 0)
+    return (X, y, weights) if len(rows) == len(weights) else (_rows(X, rows), y[rows], weights[rows])
+
+
+def _rows(X: Any, rows: NDArray[np.intp]) -> Any:
+    return X.tocsr()[rows].tocsc() if sparse.issparse(X) else X[rows]
+
+
+def _places(splits: list[tuple[Any, Any]], weights: Array) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Splits of all rows as splits of those that have a weight."""
+    place = np.cumsum(weights > 0) - 1
+
+    def of(rows: Any) -> NDArray[np.intp]:
+        index = np.arange(len(weights))[rows]
+        found: NDArray[np.intp] = place[index[weights[index] > 0]]
+        return found
+
+    return [(of(train), of(test)) for train, test in splits]

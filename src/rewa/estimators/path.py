@@ -18,7 +18,7 @@ from rewa.estimators import penalty
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-SMALLEST = 1e-300
+SMALLEST = 1e-150
 FIRST, SHARE = 10, 2  # most coefficients that join at once: ten, and half as many as there are
 
 
@@ -55,7 +55,7 @@ class Loss(Protocol):
     def in_units(self, index: Index) -> tuple[Array, Array]:
         """Coefficients and intercepts in the units of X and y."""
 
-    def refit(self, index: Index) -> tuple[Array, Array]:
+    def refit(self, index: Index, positive: bool = False) -> tuple[Array, Array]:
         """Coefficients and intercepts in the units of X and y that minimize the loss alone, all others being zero."""
 
 
@@ -77,14 +77,11 @@ def alpha_max(loss: Loss, p: float, factors: Array, positive: bool = False) -> f
 
 def _unit_of_alpha(loss: Loss, p: float) -> float:
     """The loss goes with the square of the targets' unit, the penalty with its p-th power."""
-    with np.errstate(over="ignore", under="ignore"):
-        unit = float(np.float64(loss.unit) ** (2 - p))
-    if loss.unit > 0 and not SMALLEST < unit < 1 / SMALLEST:
+    if loss.unit > 0 and not SMALLEST < loss.unit < 1 / SMALLEST:
         raise ValueError(
-            f"the targets are of the size {loss.unit:.2g}, and the weight of the penalty of the size {unit:.2g}, their power "
-            f"of 2 - p = {2 - p:.3g}: divide the targets by a number that makes them closer to 1"
+            f"the targets are of the size {loss.unit:.2g}, whose square is no number: divide the targets by about that much"
         )
-    return unit
+    return float(loss.unit ** (2 - p))
 
 
 def grid(largest: float, p: float, count: int, ratio: float) -> Array:
@@ -133,7 +130,7 @@ def follow(
 def _settle(loss: Loss, a: Array, p: float, free: Index, positive: bool, tol: float, max_iter: int) -> tuple[int, bool]:
     inside = loss.b != 0
     inside[free] = True
-    working = np.flatnonzero(inside)
+    working, joining = np.flatnonzero(inside), np.empty(0, dtype=np.intp)
     taken = 0
     while True:
         if working.size:
@@ -141,6 +138,8 @@ def _settle(loss: Loss, a: Array, p: float, free: Index, positive: bool, tol: fl
             taken += steps
             if not done:
                 return taken, False
+        if joining.size and not loss.b[joining].any():
+            return taken, True  # the strongest candidates stay out: their curvature here is not that of the loss further on
         slope, curvature = loss.slopes()
         push = -slope if positive else np.abs(slope)
         threshold = penalty.entry_threshold(a, curvature, p)
@@ -149,7 +148,7 @@ def _settle(loss: Loss, a: Array, p: float, free: Index, positive: bool, tol: fl
             return taken, True
         most = FIRST + len(working) // SHARE
         if len(joining) > most:
-            ratio = push[joining] / threshold[joining]
+            ratio = push[joining] / np.maximum(threshold[joining], np.finfo(float).tiny)
             joining = joining[np.argsort(-ratio, kind="stable")[:most]]
         inside[joining] = True
         working = np.flatnonzero(inside)

@@ -115,6 +115,8 @@ def exponents(p: float | None, K: float, M: float | None) -> tuple[float, float]
         >>> exponents(None, 4, None), exponents(None, 9, 4), exponents(1.0, 3, None)
         ((0.5, 3), (0.6666666666666667, 4), (1.0, 1.0))
     """
+    if p is not None:
+        p = float(p)
     if p is None:
         M = K - 1 if M is None else M
         p = effective_p(K, M)

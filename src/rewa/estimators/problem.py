@@ -27,7 +27,8 @@ class Problem(abc.ABC):
     Args:
         X: Dense, or sparse in columns (CSC), in float64.
         y: Targets: a column for each output, or the number of each row's class.
-        weights: Of the rows, not negative; as if a row were there so many times.
+        weights: Of the rows, positive.
+        rows: How many there are, counted by their sample weights.
         factors: Of the penalty, for each column of X.
         fit_intercept: Whether there is an intercept.
         standardize: Whether columns are taken in units of their spread.
@@ -39,6 +40,7 @@ class Problem(abc.ABC):
     X: Any
     y: NDArray[Any]
     weights: Array
+    rows: float
     factors: Array
     fit_intercept: bool = True
     standardize: bool = True
@@ -49,7 +51,7 @@ class Problem(abc.ABC):
     @functools.cached_property
     def columns(self) -> Columns:
         """The columns of X, for all weights of the rows."""
-        return Columns(self.X, self.weights / self.weights.sum() if self.fit_intercept else None)
+        return Columns(self.X, self.shares if self.fit_intercept else None)
 
     @property
     @abc.abstractmethod
@@ -70,8 +72,14 @@ class Problem(abc.ABC):
         """The error of each row, summed over outputs, for linear predictions of the shape (rows, outputs)."""
 
     @abc.abstractmethod
-    def deviance(self, error: float) -> float:
-        """Twice the negative log likelihood of a row, up to a constant, from the mean error."""
+    def deviance(self, output: Array) -> float:
+        """Twice the negative log likelihood of a row on average, up to a constant, of linear predictions."""
+
+    @property
+    def shares(self) -> Array:
+        """The weights with sum 1."""
+        result: Array = self.weights / self.weights.sum()
+        return result
 
     def reweighted(self, weights: Array) -> Problem:
         """The same problem with other weights of the rows; one with weight 0 is as if it were not there."""
@@ -82,9 +90,7 @@ class Problem(abc.ABC):
 
     def standardized(self) -> Standardized:
         """The columns as the penalty sees them."""
-        return Standardized(
-            self.columns, self.weights / self.weights.sum(), center=self.fit_intercept, standardize=self.standardize
-        )
+        return Standardized(self.columns, self.shares, center=self.fit_intercept, standardize=self.standardize)
 
     def alpha_max(self, losses: list[Loss], p: float) -> float:
         """The least weight of the penalty at which all models are empty; the losses must be at the empty model."""

@@ -44,9 +44,9 @@ class Regression(Problem):
         result: Array = ((y - output) ** 2).mean(axis=1)
         return result
 
-    def deviance(self, error: float) -> float:
-        """The log of the mean squared error."""
-        return float(np.log(max(error, np.finfo(np.float64).tiny)))
+    def deviance(self, output: Array) -> float:
+        """The log of the mean squared error, summed over outputs."""
+        return float(np.log(np.maximum(self.shares @ (self.y - output) ** 2, np.finfo(np.float64).tiny)).sum())
 
 
 class _Regressor(MultiOutputMixin, RegressorMixin, LinearModel):
@@ -88,6 +88,7 @@ class ReWARegressor(_Regressor, Single):
 
     Args:
         alpha: Weight :math:`\alpha` of the penalty, in the units of the loss: twice the y, :math:`2^{2-p}` times the alpha.
+            Several outputs share it, so bring them to the same scale.
         p: Exponent in (0, 1], the one thing to tune; by default from K and M, which make it 1/2.
         K: Order of the reparameterization :math:`x = \mathrm{sign}(y)|y|^K`. With the path it matters through p only.
         M: Adaptivity exponent; by default from p, or K - 1, the plain product of K factors, which makes p = 2/K.
@@ -101,6 +102,7 @@ class ReWARegressor(_Regressor, Single):
             with torch, which also does mini-batches and :meth:`partial_fit`; ``"auto"``, the path.
         max_iter: Most Newton steps for a model; most passes over the data of ``solver="rewa"``.
         tol: How far from zero the slopes of nonzero coefficients may be, as a share of the largest slope of the empty model.
+            Smaller slopes are taken for zero.
         warm_start: Whether to start from the coefficients of the last fit, not from the empty model.
         lr: Learning rate of ``solver="rewa"``.
         batch_size: Rows in a batch of ``solver="rewa"``, which then makes ``max_iter`` passes; by default all of them.
@@ -131,7 +133,7 @@ class ReWARegressor(_Regressor, Single):
     """
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> ReWARegressor:
-        """Go on with one pass over more rows, by the paper's iteration; for data that come in chunks.
+        """Go on with one pass over more rows, by the paper's iteration, for data that come in chunks; after a fit, begin anew.
 
         Args:
             X: Features, dense or sparse.
@@ -158,7 +160,8 @@ class ReWARegressorCV(_Regressor, CrossValidated):
             path ends before when its models have become clearly worse.
         cv: Folds: a number, a splitter, or splits; by default five.
         selection: ``"min"``, the least error on held-out rows; ``"1se"``, the largest weight whose error is within a standard
-            error of that; ``"ebic"``, the least extended Bayesian information criterion, without folds.
+            error of that (of several weights with the same refit, the middle one); ``"ebic"``, the least extended Bayesian
+            information criterion, without folds.
         refit: Whether the nonzero coefficients are fitted again without a penalty; ``"auto"``: if that makes the error on
             held-out rows smaller. The criterion of EBIC is always that of a refitted model, and ``"auto"`` then means yes.
         gamma: How much EBIC counts the number of features; 0 is BIC, which keeps far too many if there are more than rows.

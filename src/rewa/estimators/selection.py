@@ -87,7 +87,9 @@ def by_cross_validation(
     losses = problem.losses()
     tried = grids(problem, losses, ps, alphas, ratio)
     kinds = {True: [REFITTED], False: [PENALIZED], "auto": [PENALIZED, REFITTED]}[refit]
-    folds = [_Fold(problem, train, test) for train, test in splits]
+    folds = [_Fold(problem, train, test) for train, test in splits if problem.weights[test].sum() > 0]
+    if not folds:
+        raise ValueError("cv gives no rows to hold out that have a weight; a generator is used up by one fit: pass a list")
     shares = np.array([fold.share for fold in folds])
     shares /= shares.sum()
     scores = np.full((2, *tried.shape, len(folds)), np.nan)
@@ -105,9 +107,10 @@ def by_cross_validation(
     mean = scores @ shares
     kind, place, best = map(int, np.unravel_index(np.nanargmin(mean), mean.shape))
     if one_standard_error:
-        error = scores[kind, place, best].std(ddof=1) / np.sqrt(len(folds))
+        error = scores[kind, place, best].std(ddof=1) / np.sqrt(len(folds)) if len(folds) > 1 else 0.0
         best = int(np.flatnonzero(mean[kind, place] <= mean[kind, place, best] + error)[0])
-    best = _middle(mean[kind, place], best)
+    if kind == REFITTED:
+        best = _middle(mean[kind, place], best)
     choice = _finish(problem, losses, ps[place], tried, place, best, kind == REFITTED, scores)
     progress()
     return choice
@@ -130,6 +133,8 @@ def _middle(curve: Array, place: int) -> int:
     Refits are the same as long as their supports are. At the ends of such a stretch other rows have another support already.
     """
     other = np.flatnonzero(~np.isclose(curve, curve[place], rtol=1e-9, atol=0.0))
+    if np.isnan(curve[other]).all():
+        return place  # nothing that could be an end
     first = other[other < place].max(initial=-1) + 1
     last = other[other > place].min(initial=len(curve)) - 1
     return int(first + last) // 2
@@ -155,11 +160,13 @@ class _Fold:
     def __init__(self, problem: Problem, train: Rows, test: Rows) -> None:
         weights = np.zeros(len(problem.weights))
         np.add.at(weights, train, problem.weights[train])
+        if not weights.any():
+            raise ValueError("a fold has no rows to fit that have a weight: change cv or sample_weight")
         self.part = problem.reweighted(weights)
         self.losses = self.part.losses()
         self.X, self.y = problem.X[test], problem.y[test]
         self.share = float(problem.weights[test].sum())
-        self.weights = problem.weights[test] / self.share if self.share > 0 else problem.weights[test]
+        self.weights = problem.weights[test] / self.share
 
     def begin(self, alphas: Array, p: float) -> None:
         """Back to the empty model."""
@@ -175,7 +182,7 @@ class _Fold:
             scores[PENALIZED] = self._score(points)
         if REFITTED in kinds:
             if self.refitted is None or not _same_support(points, self.refitted):
-                self.refitted = refitted(self.losses, points)
+                self.refitted = refitted(self.losses, points, self.part.positive)
             scores[REFITTED] = self._score(self.refitted)
         return scores[PENALIZED], scores[REFITTED]
 
@@ -201,8 +208,8 @@ def by_information(
 
     .. math:: \mathrm{EBIC} = 2\,n\,\ell + k \log n + 2\,\gamma\,k \log d
 
-    with k nonzero coefficients of d that could be, and :math:`2\ell` the log of the mean squared error or twice the mean log
-    loss. Only supports of less than half the number of rows count.
+    with n the sum of the sample weights, k nonzero coefficients of d that could be, and :math:`2\ell` the log of the mean
+    squared error, summed over outputs, or twice the mean log loss. Only supports of less than half the number of rows count.
 
     Args:
         problem: Data and penalty.
@@ -218,8 +225,7 @@ def by_information(
     """
     losses = problem.losses()
     tried = grids(problem, losses, ps, alphas, ratio)
-    rows = float(problem.weights.sum())
-    share = problem.weights / rows
+    rows = problem.rows
     scores = np.full((2, *tried.shape), np.nan)
     for place, p in enumerate(ps):
         _reset(losses)
@@ -228,10 +234,10 @@ def by_information(
         for step, points in enumerate(problem.follow(losses, tried[place], p)):
             if models is None or not _same_support(points, models):
                 size = sum(len(point.index) for point in points)
-                if size >= rows / 2:
+                if models is not None and size / problem.outputs >= rows / 2:
                     break
-                models = refitted(losses, points)
-                fit = problem.deviance(float(share @ problem.errors(problem.y, problem.output(problem.X, models))))
+                models = refitted(losses, points, problem.positive)
+                fit = problem.deviance(problem.output(problem.X, models))
                 value = rows * fit + size * (np.log(rows) + 2 * gamma * np.log(problem.outputs * problem.X.shape[1]))
             scores[REFITTED, place, step] = value
             best = min(best, value)
@@ -245,11 +251,11 @@ def by_information(
     return choice
 
 
-def refitted(losses: list[Loss], points: list[Point]) -> list[Point]:
+def refitted(losses: list[Loss], points: list[Point], positive: bool) -> list[Point]:
     """The models on the same supports without a penalty."""
     models = []
     for loss, point in zip(losses, points, strict=True):
-        values, intercept = loss.refit(point.index)
+        values, intercept = loss.refit(point.index, positive)
         models.append(dataclasses.replace(point, values=values, intercept=intercept))
     return models
 
@@ -274,7 +280,7 @@ def _finish(
         refit=refit,
         alphas=tried,
         scores=scores,
-        model=refitted(losses, points) if refit else points,
+        model=refitted(losses, points, problem.positive) if refit else points,
         n_iter=n_iter,
         converged=converged,
     )

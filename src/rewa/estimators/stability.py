@@ -117,7 +117,7 @@ def stability_selection(
     copy = clone(estimator)
     data, targets, weights = copy._check(X, y, sample_weight)
     p = _exponent(estimator)
-    problem = copy._problem(data, targets, weights, **copy._settings(data.shape[1]))
+    problem = copy._problem(data, targets, weights, **copy._settings(data.shape[1], weights))
     penalized = int(np.count_nonzero(problem.factors))
     q = _taken(n_features, penalized, threshold)
     rows = np.flatnonzero(problem.weights > 0)

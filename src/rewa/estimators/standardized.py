@@ -74,14 +74,29 @@ class Standardized:
         self.base, self.weights, self.sparse = base, weights, base.sparse
         self.rows, self.columns = base.X.shape
         self._mean = np.asarray(base.X.T @ weights) if center else np.zeros(self.columns)
-        second = _second_moment(base.X, weights)
-        variance = second - self._mean**2
-        varies = variance > ROUNDING * second
+        variance, varies = self._spread()
         spread = np.sqrt(np.where(varies, variance, 1.0))
         self._scale = spread if standardize else 1 / base.unit
         self.mean = base.mean + self._mean * base.unit if center else np.zeros(self.columns)
         self.scale = np.where(varies, spread * base.unit, 1.0) if standardize else np.ones(self.columns)
-        self.curvature = np.where(varies, 1.0 if standardize else (spread * base.unit) ** 2, 0.0)
+        with np.errstate(over="ignore", under="ignore"):
+            self.curvature = np.where(varies, 1.0 if standardize else (spread * base.unit) ** 2, 0.0)
+        if not (np.isfinite(self.curvature).all() and (self.curvature[varies] > 0).all()):
+            extreme = base.unit[np.argmax(np.abs(np.log(base.unit)))]
+            raise ValueError(f"a column is of the size {extreme:.2g}, whose square is no number: use standardize=True")
+
+    def _spread(self) -> tuple[Array, NDArray[np.bool_]]:
+        """The variance of each column about its mean, and whether that is more than rounding."""
+        X, weights, mean = self.base.X, self.weights, self._mean
+        if not self.sparse:
+            second = np.einsum("ij,ij,i->j", X, X, weights)  # the columns are about the mean of all rows
+            return second - mean**2, second - mean**2 > ROUNDING * second
+        column = np.repeat(np.arange(self.columns), np.diff(X.indptr))
+        there = weights[X.indices]
+        stored = np.bincount(column, there * (X.data - mean[column]) ** 2, minlength=self.columns)
+        absent = 1 - np.bincount(column, there, minlength=self.columns)  # the weight of entries that are not stored
+        variance = stored + np.where(absent > ROUNDING, absent, 0.0) * mean**2
+        return variance, variance > ROUNDING**2
 
     def correlate(self, v: Array) -> Array:
         """Z'v, or for a matrix v one of its columns in each row."""
@@ -100,15 +115,6 @@ class Standardized:
         """The sum over the rows of h z^2, for each column."""
         total = self.base.squared.T @ h - 2 * self._mean * (self.base.X.T @ h) + self._mean**2 * h.sum()
         return np.where(self.curvature > 0, np.maximum(total, 0.0) / self._scale**2, 0.0)
-
-
-def _second_moment(X: Any, weights: Array) -> Array:
-    if not sparse.issparse(X):
-        moment: Array = np.einsum("ij,ij,i->j", X, X, weights)
-        return moment
-    squared = X.copy()
-    squared.data **= 2
-    return np.asarray(squared.T @ weights, dtype=np.float64)
 
 
 def _largest(X: Any) -> Array:
