@@ -187,15 +187,34 @@ def test_published_tables_are_the_records(page, result):
         assert [cell.strip() for cell in row.split("|")[2:-1]] == expected, method
 
 
-def test_tables_of_the_synthetic_study_are_the_records():
+@pytest.mark.parametrize(("name", "count"), [("synthetic", 5), ("estimators", 6)])
+def test_tables_of_a_page_are_the_records(name, count):
     """Below a comment that names a file of results, the page has tables of that file, word for word."""
-    page = (ROOT / "docs" / "synthetic.md").read_text()
+    page = (ROOT / "docs" / f"{name}.md").read_text()
     parts = re.split(r"<!-- (results/\S+) -->\n", page)
-    assert len(parts) == 11
+    assert len(parts) == 2 * count + 1
     for path, text in zip(parts[1::2], parts[2::2], strict=True):
         table = re.match(r"\|.*\n\| ---.*\n(?:\|.*\n){3,}", text)
         assert table, path
         assert f"\n\n{table[0]}" in (ROOT / path).read_text(), path
+
+
+def test_the_table_of_estimators_in_the_readme_is_the_record():
+    found = json.loads((ROOT / "results" / "regression" / "regression.json").read_text())["designs"]["methods"]["B"]
+    names = {"ReWARegressorCV": "rewa", "skglm L0.5": "l0.5", "adaptive": "adaptive", "skglm MCP": "mcp", "abess": "abess"}
+    for start, method in {**names, "scikit-learn `LassoCV`": "lasso"}.items():
+        (row,) = [
+            line for line in (ROOT / "README.md").read_text().splitlines() if re.match(rf"\| `?{re.escape(start)}.*\|", line)
+        ]
+        of = found[method]
+        expected = [
+            f"{of['nnz']:.1f}",
+            f"{of['true_positives']:.1f}",
+            f"{of['f1']:.2f}",
+            f"{of['error']:.3f}",
+            f"{of['seconds']:.2f}",
+        ]
+        assert [cell.strip() for cell in row.split("|")[2:-1]] == expected, method
 
 
 def runs_of(study: str, **setting) -> list[dict]:
