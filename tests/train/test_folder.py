@@ -158,20 +158,20 @@ for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, frame: asked.append(number))
 made = Folder(Path(sys.argv[1]), image_size=16, workers=2)
 batches = made.batches(0, seed=0, batch_size=1)
-next(batches)
+next(batches), next(batches)  # one of each worker: both have begun
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 """
 READ_ON = """
 while not asked:
     time.sleep(0.01)
 time.sleep(0.2)
-print(1 + len(list(batches)), asked[0], flush=True)
+print(2 + len(list(batches)), asked[0], flush=True)
 """
 
 
 @pytest.fixture
 def start(folder):
-    """Starts a process in a group of its own that has read a batch; returns it and the numbers of its two workers."""
+    """Starts a process in a group of its own that has read two batches; returns it and the numbers of its two workers."""
     processes = []
 
     def start(script):
