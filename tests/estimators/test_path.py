@@ -202,12 +202,3 @@ def test_starting_from_a_model_finds_it_again():
     (again,) = path.follow(loss, alphas[-1:], 0.5, np.ones(30))
     assert again.n_iter == 0
     np.testing.assert_allclose(again.values, last.values, rtol=1e-9)
-
-
-def test_a_path_can_be_stopped():
-    X, y, weights = data()
-    loss = loss_of(X, y, weights)
-    alphas = path.grid(path.alpha_max(loss, 0.5, np.ones(30)), 0.5, 50, 0.01)
-    points = list(path.follow(loss, alphas, 0.5, np.ones(30), stop=lambda point: len(point.index) >= 3))
-    assert len(points) < 50
-    assert [len(point.index) >= 3 for point in points] == [False] * (len(points) - 1) + [True]

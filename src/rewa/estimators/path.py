@@ -6,7 +6,7 @@ own problem would rather have them so (:func:`rewa.estimators.penalty.entry_thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -102,7 +102,6 @@ def follow(
     positive: bool = False,
     tol: float = 1e-8,
     max_iter: int = 1000,
-    stop: Callable[[Point], bool] | None = None,
 ) -> Iterator[Point]:
     """The models at each weight of the penalty, in the order given.
 
@@ -114,17 +113,13 @@ def follow(
         positive: Whether coefficients must not be negative.
         tol: Of :func:`rewa.estimators.active_set.minimize`.
         max_iter: Most Newton steps for a model.
-        stop: Told each model; the path ends after it says so.
     """
     free = np.flatnonzero(factors == 0)
     for alpha in alphas:
         a = alpha / _unit_of_alpha(loss, p) * factors if loss.unit > 0 else factors
         n_iter, converged = _settle(loss, a, p, free, positive, tol, max_iter)
         index = np.flatnonzero(loss.b)
-        point = Point(index, *loss.in_units(index), n_iter, converged)
-        yield point
-        if stop is not None and stop(point):
-            return
+        yield Point(index, *loss.in_units(index), n_iter, converged)
 
 
 def _settle(loss: Loss, a: Array, p: float, free: Index, positive: bool, tol: float, max_iter: int) -> tuple[int, bool]:
