@@ -23,7 +23,6 @@ from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _raise
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from rewa.estimators import iteration, penalty, selection
-from rewa.estimators.path import Point
 from rewa.estimators.problem import Problem
 
 try:
@@ -141,7 +140,7 @@ class LinearModel(CallbackSupportMixin, BaseEstimator, abc.ABC):
             raise ValueError("penalty_factor must hold finite numbers >= 0; 0 leaves a feature without a penalty.")
         return factors
 
-    def _keep(self, problem: Problem, points: list[Point], n_iter: int, converged: bool) -> None:
+    def _keep(self, coef: Array, intercept: Array, n_iter: int, converged: bool) -> None:
         """Set what a fit leaves behind, and say so if it fell short."""
         if not converged:
             warnings.warn(
@@ -150,7 +149,7 @@ class LinearModel(CallbackSupportMixin, BaseEstimator, abc.ABC):
                 ConvergenceWarning,
                 stacklevel=4,
             )
-        self.coef_, self.intercept_ = self._shaped(*problem.dense(points))
+        self.coef_, self.intercept_ = self._shaped(coef, intercept)
         self.n_iter_ = max(n_iter, 1)
 
     @property
@@ -333,11 +332,13 @@ class Single(LinearModel):
             intercept_init=None if before is None else before[1],
             **self._iteration(M, problem.factors),
         )
-        losses = problem.losses()
         coef, intercept = np.atleast_2d(result.coef) / scale, np.atleast_1d(result.intercept)
-        points = problem.points(coef, intercept, losses)
+        if self.refit:
+            losses = problem.losses()
+            points = problem.points(coef, intercept, losses)
+            coef, intercept = problem.dense(selection.refitted(losses, points, problem.positive))
         done = result.converged or self.batch_size is not None  # with batches, the run is as long as it is
-        self._keep(problem, selection.refitted(losses, points, problem.positive) if self.refit else points, result.n_iter, done)
+        self._keep(coef, intercept, result.n_iter, done)
 
     def _iteration(self, M: float, factors: Array) -> dict[str, Any]:
         """Settings of the iteration that are parameters of the estimator."""
@@ -406,7 +407,8 @@ class Single(LinearModel):
         for points in problem.follow(losses, alphas, self.p_):
             n_iter += sum(point.n_iter for point in points)
         converged = all(point.converged for point in points)
-        self._keep(problem, selection.refitted(losses, points, problem.positive) if self.refit else points, n_iter, converged)
+        model = selection.refitted(losses, points, problem.positive) if self.refit else points
+        self._keep(*problem.dense(model), n_iter, converged)
 
 
 class CrossValidated(LinearModel):
@@ -497,26 +499,24 @@ class CrossValidated(LinearModel):
         }
         for name in ("criterion_", self._scores_name):  # of an earlier fit
             self.__dict__.pop(name, None)
-        if self.selection == "ebic":
-            data, targets, weights = _weighted(data, targets, weights)
-            problem = self._problem(data, targets, weights, **self._settings(data.shape[1], weights))
-            with self._watched(data, targets, sample_weight, tasks=len(ps) + 1) as progress:
+        if self.selection != "ebic":  # the splitter sees all rows, also those without a weight
+            splitter = check_cv(self.cv, targets, classifier=self._classifies)
+            splits = _places(list(splitter.split(data, targets, **(routed.splitter.split if routed else {}))), weights)
+        data, targets, weights = _weighted(data, targets, weights)
+        problem = self._problem(data, targets, weights, **self._settings(data.shape[1], weights))
+        with self._watched(data, targets, sample_weight, tasks=len(ps) + 1) as progress:
+            if self.selection == "ebic":
                 choice = selection.by_information(
                     problem, refit=self.refit is not False, gamma=float(self.gamma), progress=progress, **common
                 )
-        else:
-            splitter = check_cv(self.cv, targets, classifier=self._classifies)
-            splits = _places(list(splitter.split(data, targets, **(routed.splitter.split if routed else {}))), weights)
-            data, targets, weights = _weighted(data, targets, weights)
-            problem = self._problem(data, targets, weights, **self._settings(data.shape[1], weights))
-            with self._watched(data, targets, sample_weight, tasks=len(ps) + 1) as progress:
+            else:
                 choice = selection.by_cross_validation(
                     problem, splits, refit=self.refit, one_standard_error=self.selection == "1se", n_jobs=self.n_jobs,
                     progress=progress, **common,
                 )  # fmt: skip
         self.alpha_, self.p_, self.refit_ = choice.alpha, choice.p, bool(choice.refit)
         self._keep_scores(choice, single=len(ps) == 1)
-        self._keep(problem, choice.model, choice.n_iter, choice.converged)
+        self._keep(*problem.dense(choice.model), choice.n_iter, choice.converged)
         return self
 
     _classifies: ClassVar[bool] = False
@@ -524,11 +524,10 @@ class CrossValidated(LinearModel):
 
     def _keep_scores(self, choice: selection.Choice, *, single: bool) -> None:
         """The weights that were tried and what came of them; without the axis of exponents if there is one only."""
-        alphas, scores = choice.alphas, choice.scores[selection.REFITTED if choice.refit else selection.PENALIZED]
-        if self.selection == "ebic":
-            scores = choice.scores[selection.REFITTED]
-        self.alphas_ = alphas[0] if single else alphas
-        setattr(self, "criterion_" if self.selection == "ebic" else self._scores_name, scores[0] if single else scores)
+        by_criterion = self.selection == "ebic"  # which is always that of a refit
+        scores = choice.scores[selection.REFITTED if choice.refit or by_criterion else selection.PENALIZED]
+        self.alphas_ = choice.alphas[0] if single else choice.alphas
+        setattr(self, "criterion_" if by_criterion else self._scores_name, scores[0] if single else scores)
 
     def get_metadata_routing(self) -> MetadataRouter:
         """What metadata the fit takes, and what of it goes to the splitter."""

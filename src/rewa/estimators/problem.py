@@ -69,7 +69,7 @@ class Problem(abc.ABC):
 
     @abc.abstractmethod
     def errors(self, y: NDArray[Any], output: Array) -> Array:
-        """The error of each row, summed over outputs, for linear predictions of the shape (rows, outputs)."""
+        """The error of each row, for linear predictions of the shape (rows, outputs)."""
 
     @abc.abstractmethod
     def deviance(self, output: Array) -> float:
@@ -93,7 +93,7 @@ class Problem(abc.ABC):
         return Standardized(self.columns, self.shares, center=self.fit_intercept, standardize=self.standardize)
 
     def alpha_max(self, losses: list[Loss], p: float) -> float:
-        """The least weight of the penalty at which all models are empty; the losses must be at the empty model."""
+        """The least weight of the penalty at which all models are empty; leaves the losses there."""
         return max(path.alpha_max(loss, p, self.all_factors(loss), self.positive) for loss in losses)
 
     def follow(self, losses: list[Loss], alphas: Array, p: float) -> Iterator[list[Point]]:

@@ -71,7 +71,7 @@ def by_cross_validation(
     n_jobs: int | None = None,
     progress: Callable[[], Any] = lambda: None,
 ) -> Choice:
-    """The model with the least error on held-out rows, or the sparsest one within a standard error of it.
+    """The model with the least error on held-out rows, or that with the largest weight within a standard error of it.
 
     Args:
         problem: Data and penalty.
