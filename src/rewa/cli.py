@@ -189,6 +189,7 @@ def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "make a published table or figure again, from training to report",
         "rewa reproduce digits",
         "rewa reproduce synthetic --quick",
+        "rewa reproduce cifar10-cpu --workers 2",
     )
     reproduce.add_argument("result", metavar="NAME", help="see rewa list")
     reproduce.add_argument(
@@ -197,6 +198,9 @@ def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     reproduce.add_argument("--out", type=Path, metavar="FOLDER", help="(default results/NAME; with --quick, quick/NAME)")
     reproduce.add_argument(
         "--workers", type=int, metavar="N", help="runs or threads at a time (default: as many as the cores can take)"
+    )
+    reproduce.add_argument(
+        "--trained", action="store_true", help="train nothing more: write what the runs that are finished show"
     )
     _add_machine(reproduce)
     listing = _command(commands, "list", "recipes, methods and published results, one line each", "rewa list")
@@ -263,7 +267,7 @@ def _sweep(options: argparse.Namespace) -> str:
     from rewa.baselines import names
     from rewa.terminal import sweeping
     from rewa.train.recipes import recipe
-    from rewa.train.sweep import Sweep, run_sweep
+    from rewa.train.sweep import Sweep, run_jobs
 
     if options.ray and options.workers is not None:
         raise ValueError("--workers is for this machine, and on a Ray cluster the cores decide: leave out --workers or --ray")
@@ -278,12 +282,11 @@ def _sweep(options: argparse.Namespace) -> str:
     if not options.ray:
         _check_device(options.device)
     with _ends_of_sweeps():
-        run_sweep(
-            sweep,
+        run_jobs(
+            sweep.jobs(options.data, options.download),
             options.out,
             show=partial(sweeping, quiet=options.quiet, as_json=options.json),
             root=options.data,
-            download=options.download,
             device=options.device,
             workers=options.workers,
             ray=options.ray,
@@ -324,7 +327,7 @@ def _reproduce(options: argparse.Namespace) -> str:
     result = RESULTS[options.result]
     if options.quick and not result.quick:
         raise ValueError(f"{options.result} has no quick version: leave out --quick")
-    given = [f"--{name}" for name in ("data", "download", "device") if getattr(options, name)]
+    given = [f"--{name}" for name in ("data", "download", "device", "trained") if getattr(options, name)]
     if given and not result.trains_networks:
         raise ValueError(f"{options.result} trains no network and draws its own data on the CPU: leave out {', '.join(given)}")
     _check_device(options.device)
@@ -338,6 +341,7 @@ def _reproduce(options: argparse.Namespace) -> str:
             root=options.data,
             download=options.download,
             device=options.device,
+            trained=options.trained,
             progress=progress,
         )
         out.mkdir(parents=True, exist_ok=True)

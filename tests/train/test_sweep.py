@@ -24,7 +24,7 @@ from rewa.baselines import make, names
 from rewa.train.job import Job
 from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
-from rewa.train.sweep import Failure, Progress, Sweep, run_local, workers_for
+from rewa.train.sweep import Contender, Failure, Progress, Sweep, run_local, workers_for
 
 DIGITS = RECIPES["digits"]
 TINY = replace(DIGITS, epochs=2, compressions=(1.0, 5.0), model="mlp", hidden=(20,))
@@ -138,7 +138,8 @@ def test_every_method_has_its_own_grid_and_all_share_the_seeds():
     jobs = sweep("dense", "rewa", seeds=2).jobs()
     plan = DIGITS.plan(16)
     grids = {name: [float(f"{x:.4g}") for x in make(name).grid(plan)] for name in ("dense", "rewa")}
-    expected = [(seed, name, x) for seed in (0, 1) for name in ("dense", "rewa") for x in grids[name]]
+    outwards = (1, 2, 0, 3)  # so that after each round every method has had as many of its strengths
+    expected = [(seed, name, grids[name][place]) for seed in (0, 1) for place in outwards for name in ("dense", "rewa")]
     assert [(job.seed, job.method.label, job.method.strength) for job in jobs] == expected
     assert len({job.folder_name for job in jobs}) == 16
 
@@ -151,7 +152,7 @@ def test_all_methods_have_runs_with_names_of_their_own():
 
 def test_given_strengths_are_for_every_method():
     jobs = sweep("l1", "rewa", strengths=(0.1, 0.25), seeds=1).jobs()
-    assert [job.folder_name for job in jobs] == [f"digits-{name}-{x}-s0" for name in ("l1", "rewa") for x in (0.1, 0.25)]
+    assert [job.folder_name for job in jobs] == [f"digits-{name}-{x}-s0" for x in (0.1, 0.25) for name in ("l1", "rewa")]
 
 
 def test_a_setting_goes_to_the_methods_that_have_it():
@@ -174,8 +175,29 @@ def test_the_strength_of_the_method_below_is_on_record():
 
 def test_what_is_said_twice_is_run_once():
     jobs = sweep("l1", "rewa", "l1", strengths=(0.1, 0.25, 0.1, 0.100001), seeds=2).jobs()
-    expected = [f"digits-{name}-{x}-s{seed}" for seed in (0, 1) for name in ("l1", "rewa") for x in (0.1, 0.25)]
+    expected = [f"digits-{name}-{x}-s{seed}" for seed in (0, 1) for x in (0.1, 0.25) for name in ("l1", "rewa")]
     assert [job.folder_name for job in jobs] == expected
+
+
+def test_contenders_of_one_method_differ_in_settings_strengths_and_names():
+    first = Contender(method="rewa", changes=("K=3", "M=1"), strengths=(0.1, 0.2))
+    jobs = sweep(first, Contender(method="rewa", strengths=(0.1,)), seeds=1, changes=("epochs=5",)).jobs()
+    assert [job.folder_name for job in jobs] == [
+        "digits-rewa-K=3,M=1-0.1-s0",
+        "digits-rewa-0.1-s0",
+        "digits-rewa-K=3,M=1-0.2-s0",
+    ]
+    assert [(job.method.settings["K"], job.recipe.epochs) for job in jobs] == [(3, 5), (9, 5), (3, 5)]
+
+
+def test_a_contender_must_have_the_settings_it_names():
+    with pytest.raises(ValueError, match="no setting 'K'"):
+        sweep(Contender(method="l1", changes=("K=3",))).jobs()
+
+
+def test_a_contender_cannot_have_a_recipe_of_its_own():
+    with pytest.raises(ValueError, match="must share its recipe"):
+        sweep("l1", Contender(method="rewa", changes=("epochs=40",))).jobs()
 
 
 def test_the_order_of_settings_does_not_matter():

@@ -21,6 +21,7 @@ from rewa.baselines.l1 import L1, L1Subgradient
 from rewa.baselines.lp import ClippedLp, Half, L1ClippedLp
 from rewa.baselines.mcp import MCP
 from rewa.baselines.method import Method
+from rewa.baselines.on import On
 from rewa.baselines.powerprop import PowerPropagation
 from rewa.baselines.rewa import ReWA, ReWAAdam, ReWAPair
 from rewa.baselines.rigl import RigL
@@ -50,12 +51,13 @@ def make(name: str, **settings: Any) -> Method:
     """A method by its name, as ``rewa list`` shows it.
 
     Args:
-        name: A name, or ``rewa+NAME`` for one that decides on zeros while ReWA trains.
+        name: A name, or ``A+B`` for one that stands on another: ``rewa+gmp`` drops weights while ReWA trains them, and
+            ``acdc+ham`` adds HAM's step to AC/DC.
         settings: Its fields, such as ``strength``.
     """
-    if name not in names():
+    below, _, own = name.rpartition("+")
+    if own not in METHODS or below not in ("", *METHODS) or (below and not issubclass(METHODS[own], On)):
         raise ValueError(nearest("method", name, names()))
-    on, _, own = name.rpartition("+")
-    if on:
-        settings["on"] = METHODS[on]()
+    if below:
+        settings["on"] = METHODS[below]()
     return METHODS[own](**settings)

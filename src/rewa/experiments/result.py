@@ -22,6 +22,7 @@ class How:
         root: Where data is; None for where ``REWA_DATA`` says.
         download: Whether missing data may be fetched.
         device: Such as ``"cpu"``; None for a GPU where there is one.
+        trained: Train nothing, and take the runs that are there; for results that train networks.
         progress: Who is told how far it is.
     """
 
@@ -30,6 +31,7 @@ class How:
     root: Path | None = None
     download: bool = False
     device: str | None = None
+    trained: bool = False
     progress: Stages = field(default_factory=Stages)
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -13,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rewa.sparsity import count, keeping_modes, prunable, whole
-from rewa.train.data import Batch
+from rewa.train.data import WHOLE, Batch, Data, Shard
 from rewa.train.numeric import Numeric
 from rewa.train.processes import World
+from rewa.train.recipes import Recipe
 from rewa.zeros import finalize, recalibrate_norms
 
-__all__ = ["Score", "cut", "losses", "measure", "score", "thresholds"]
+__all__ = ["Score", "calibration", "cut", "cut_at", "losses", "measure", "score", "thresholds"]
 
 
 class Score(NamedTuple):
@@ -101,6 +103,42 @@ def thresholds(model: nn.Module, compressions: Iterable[float]) -> list[float]:
     return sorted({float(sizes[number - 1]) if number else 0.0 for number in zeros})
 
 
+def calibration(data: Data, recipe: Recipe, seed: int, batch_size: int, shard: Shard = WHOLE) -> Iterable[Batch]:
+    """The training examples that batch norms are estimated from after a cut, augmented as in training.
+
+    Norms of networks that were trained on crops with black frames are not those of whole images: estimated from whole images, a
+    cut network on CIFAR-10 lost two points.
+
+    Args:
+        data: The data.
+        recipe: The recipe.
+        seed: Of the run.
+        batch_size: Examples at a time, of all processes together.
+        shard: Which rows of each batch.
+    """
+    if not recipe.augment:
+        return data.evaluation("train", batch_size=batch_size, shard=shard, limit=recipe.recalibrate)
+    size = recipe.image_size_at(recipe.epochs - 1)
+    batches = data.batches(recipe.epochs, seed=seed, batch_size=batch_size, shard=shard, image_size=size)
+    return itertools.islice(batches, -(-recipe.recalibrate // batch_size))
+
+
+@torch.no_grad()
+def cut_at(model: nn.Module, threshold: float, inputs: Iterable[Tensor]) -> nn.Module:
+    """A copy of the model with zeros for what is at most the threshold, and new batch-norm statistics.
+
+    Args:
+        model: A plain model.
+        threshold: The largest modulus that becomes zero.
+        inputs: To estimate the norms from, in float32 as :func:`rewa.finalize` does.
+    """
+    candidate = copy.deepcopy(model)
+    for weight in prunable(candidate).values():
+        weight.masked_fill_(weight.abs() <= threshold, 0)
+    recalibrate_norms(candidate, inputs)
+    return candidate
+
+
 def cut(
     model: nn.Module,
     *,
@@ -162,14 +200,6 @@ def measure(
     alone = World(device=numeric.device)
     inputs = [batch for batch, _ in batches("train")]
 
-    def at(threshold: float) -> nn.Module:
-        candidate = copy.deepcopy(model)
-        with torch.no_grad():
-            for weight in prunable(candidate).values():
-                weight.masked_fill_(weight.abs() <= threshold, 0)
-        recalibrate_norms(candidate, inputs)  # in float32, as finalize does
-        return candidate
-
     def point(candidate: nn.Module, threshold: float) -> dict[str, Any]:
         counts = {"prunable": asdict(count(prunable(candidate).values())), "model": asdict(whole(candidate))}
         scores = [score(candidate, batches(split), numeric, alone).named(split) for split in ("validation", "test")]
@@ -184,5 +214,5 @@ def measure(
     cuts = thresholds(model, compressions)
     for number, threshold in enumerate(cuts, 1):
         tick(f"measuring: {number} of {len(cuts)}")
-        curve.append(point(at(threshold), threshold))
+        curve.append(point(cut_at(model, threshold, inputs), threshold))
     return curve, {"max_drop": max_drop, **point(final, last)}, final

@@ -27,6 +27,7 @@ class Job:
     recipe: Recipe
     method: Method
     seed: int = 0
+    variant: str = ""  # for the name of its folder: what sets it apart from others of the method
     name: str = ""  # of its folder; by default made from the rest
 
     def __post_init__(self) -> None:
@@ -39,7 +40,8 @@ class Job:
     @property
     def folder_name(self) -> str:
         """The name of the run's folder."""
-        return self.name or f"{self.recipe.name}-{self.method.label}-{self.method.strength:.4g}-s{self.seed}"
+        parts = [self.recipe.name, self.method.label, self.variant, f"{self.method.strength:.4g}", f"s{self.seed}"]
+        return self.name or "-".join(part for part in parts if part)
 
     def settings(self) -> dict[str, Any]:
         """All that decides the outcome, as records hold it."""

@@ -30,7 +30,7 @@ from rewa.record import provenance
 from rewa.sparsity import count, histogram, prunable, summary, whole
 from rewa.train import checkpoint
 from rewa.train.data import Batch, mix
-from rewa.train.evaluate import cut, losses, measure, score
+from rewa.train.evaluate import calibration, cut, losses, measure, score
 from rewa.train.job import Job, build_model, load_data
 from rewa.train.numeric import choose
 from rewa.train.processes import World, connected, full_state, load_state, wrap
@@ -474,10 +474,11 @@ class _Run:
 
     def _batches(self, split: str, world: World) -> Iterable[Batch]:
         recipe = self.recipe
-        limit = recipe.recalibrate if split == "train" else None
         # As many examples at a time as fit in training, on one process too.
         size = recipe.batch_size // (recipe.accumulate * self.world.size) * world.size
-        return self.data.evaluation(split, batch_size=size, shard=world.shard, limit=limit)
+        if split == "train":
+            return calibration(self.data, recipe, self.job.seed, size, world.shard)
+        return self.data.evaluation(split, batch_size=size, shard=world.shard)
 
     def _alone_batches(self, split: str) -> Iterable[Batch]:
         """For the first process, which measures while the others wait."""

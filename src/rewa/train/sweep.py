@@ -29,9 +29,24 @@ from rewa.train.loop import Stopped, TrainingError, Watch, stop_signals, train
 from rewa.train.recipes import Recipe, override, setting_names
 from rewa.train.runs import check_same
 
-__all__ = ["Failure", "Progress", "RunsFailed", "Sweep", "run_local", "run_ray", "run_sweep", "workers_for"]
+__all__ = ["Contender", "Failure", "Progress", "RunsFailed", "Sweep", "run_jobs", "run_local", "run_ray", "workers_for"]
 
 ATTEMPTS = 3  # of a run whose process died
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One line of a comparison: a method, and the strengths that it is tried at.
+
+    Args:
+        method: Its name.
+        changes: Settings of its own, ``key=value``; the names of its runs hold them.
+        strengths: To sweep; None for the method's own grid of four.
+    """
+
+    method: str
+    changes: tuple[str, ...] = ()
+    strengths: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +55,20 @@ class Sweep:
 
     Args:
         recipe: The recipe.
-        methods: Names of methods.
-        strengths: The same for all methods, or None for each method's own grid of four.
+        methods: Names of methods, or contenders where a name does not say it all.
+        strengths: The same for all methods, or None for each method's own.
         seeds: How many; they are 0, 1, ...
         changes: Settings to change, ``key=value``, of the recipe or of the methods that have them.
     """
 
     recipe: Recipe
-    methods: tuple[str, ...]
+    methods: tuple[str | Contender, ...]
     strengths: tuple[float, ...] | None = None
     seeds: int = 3
     changes: tuple[str, ...] = ()
 
     def jobs(self, root: Path | None = None, download: bool = False) -> list[Job]:
-        """The runs, seed by seed, so that an early look at them is a fair one.
+        """The runs, seed by seed, and each seed from the middle of the grids outwards: an early look at them is a fair one.
 
         Args:
             root: Where the data is; its size decides how many steps a run has, and so the strengths.
@@ -63,7 +78,8 @@ class Sweep:
             raise ValueError(f"Invalid seeds: {self.seeds} (allowed: a whole number >= 1)")
         if not self.methods:
             raise ValueError("a sweep needs at least one method: see `rewa list`")
-        methods = [make(name) for name in self.methods]
+        contenders = [Contender(method=one) if isinstance(one, str) else one for one in self.methods]
+        methods = [make(contender.method) for contender in contenders]
         known = [setting_names(self.recipe, method) for method in methods]
         everything = sorted({key for keys in known for key in keys} - {"strength"})
         changes = [(change.partition("=")[0].strip(), change) for change in self.changes]
@@ -72,18 +88,27 @@ class Sweep:
                 raise ValueError(f"{change}: a sweep has several strengths, which --strengths sets: --strengths 0.1,0.2")
             if key not in everything:
                 raise ValueError(nearest("setting", key, everything))
-        # What one method does not have, another may.
+        # What one method does not have, another may; what a contender says of itself it must have.
         prepared = [
-            override(self.recipe, method, [change for key, change in changes if key in keys])
-            for method, keys in zip(methods, known, strict=True)
+            override(self.recipe, method, [*(change for key, change in changes if key in keys), *contender.changes])
+            for method, keys, contender in zip(methods, known, contenders, strict=True)
         ]
-        steps = load_data(prepared[0][0], root, download).steps_per_epoch(prepared[0][0].batch_size)
-        found = []
-        for recipe, method in prepared:
+        if any(recipe != prepared[0][0] for recipe, _ in prepared):
+            raise ValueError("contenders of one sweep must share its recipe: change that of the sweep, not of one of them")
+        recipe = prepared[0][0]
+        steps = load_data(recipe, root, download).steps_per_epoch(recipe.batch_size)
+        found: list[tuple[float, Job]] = []
+        for contender, (_, method) in zip(contenders, prepared, strict=True):
             plan = method.planned(recipe.plan(steps, finetune=recipe.finetuned(method)))
-            for strength in self.strengths or method.grid(plan):
-                found.append((recipe, dataclasses.replace(method, strength=float(f"{strength:.4g}")).settle(plan)))
-        jobs = [Job(recipe=recipe, method=method, seed=seed) for seed in range(self.seeds) for recipe, method in found]
+            grid = self.strengths or contender.strengths or method.grid(plan)
+            strengths = list(dict.fromkeys(float(f"{strength:.4g}") for strength in grid))
+            for place, strength in enumerate(strengths):
+                settled = dataclasses.replace(method, strength=strength).settle(plan)
+                # The second of four is a method's default: it comes first.
+                distance = abs(place - (len(strengths) - 1.5) / 2)
+                found.append((distance, Job(recipe=recipe, method=settled, variant=",".join(contender.changes))))
+        found.sort(key=lambda pair: pair[0])
+        jobs = [dataclasses.replace(job, seed=seed) for seed in range(self.seeds) for _, job in found]
         return list({job.folder_name: job for job in jobs}.values())  # what is said twice is run once
 
 
@@ -154,25 +179,23 @@ def workers_for(jobs: Sequence[Job]) -> int:
     return 1 if torch.cuda.is_available() else max(1, cores // threads)
 
 
-def run_sweep(
-    sweep: Sweep,
+def run_jobs(
+    jobs: Sequence[Job],
     out: Path,
     *,
     show: Callable[[Progress], contextlib.AbstractContextManager[Callable[[], None]]],
     root: Path | None = None,
-    download: bool = False,
     device: str | None = None,
     workers: int | None = None,
     ray: str | None = None,
 ) -> None:
-    """Do every run of a sweep that is not done yet.
+    """Do every run that is not done yet, in their order.
 
     Args:
-        sweep: The sweep.
+        jobs: The runs, such as :meth:`Sweep.jobs`.
         out: Folder of runs.
         show: Who shows how far it is, such as :func:`rewa.terminal.sweeping`.
         root: Where the data is.
-        download: Whether missing data may be fetched.
         device: Such as ``"cpu"``.
         workers: Runs at a time on this machine; None for as many as its cores can take.
         ray: The address of a Ray cluster to run on instead.
@@ -181,7 +204,6 @@ def run_sweep(
         RunsFailed: When the other runs are done.
         Stopped: After SIGTERM or SIGINT, when every run has saved itself.
     """
-    jobs = sweep.jobs(root, download)
     with show(Progress(out, jobs)) as tick:
         if ray:
             failures = run_ray(jobs, out, address=ray, root=root, device=device, tick=tick)

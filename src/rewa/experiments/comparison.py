@@ -1,0 +1,171 @@
+"""A comparison of methods on a training recipe, as a result: what is trained in which order, and what is published of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rewa import report
+from rewa.experiments.deployed import Deployed, deploy_cells, to_markdown
+from rewa.experiments.result import How, Result
+from rewa.files import write_atomically
+from rewa.record import provenance
+from rewa.report import Comparison
+from rewa.train.job import Job, load_data
+from rewa.train.sweep import Sweep, run_jobs
+
+__all__ = ["SweepResult", "repeated"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult(Result):
+    """A sweep and what is published of it.
+
+    Args:
+        sweep: What is trained.
+        table: Compressions for which the first seed's runs decide, on validation data, which strengths the other seeds repeat,
+            see :func:`repeated`. Empty for all strengths with all seeds.
+    """
+
+    trains_networks: ClassVar[bool] = True
+
+    sweep: Sweep
+    table: tuple[float, ...] = ()
+
+    def run(self, out: Path, how: How) -> list[Path]:
+        """Train what is not trained yet, in ``out/runs``, and write the report.
+
+        Args:
+            out: The folder of the result.
+            how: On what, and who is told.
+
+        Raises:
+            RunsFailed: When the other runs are done.
+            Stopped: After SIGTERM or SIGINT, when every run has saved itself.
+        """
+        runs = out / "runs"
+        do = partial(run_jobs, out=runs, show=how.progress.sweep, root=how.root, device=how.device, workers=how.workers)
+        if not how.trained:
+            jobs = self.sweep.jobs(how.root, how.download)
+            if self.table:
+                first = [job for job in jobs if job.seed == 0]
+                do(first)
+                done = {job.folder_name for job in first}
+                (comparison,) = report.compare([run for run in report.read([runs]) if run.folder.name in done])
+                jobs = [*first, *repeated(comparison, first, self.table, self.sweep.seeds)]
+            do(jobs)
+        if self.table:
+            self._deploy(out, how)
+        return self.write(out)
+
+    def _deploy(self, out: Path, how: How) -> None:
+        """Measure the models of the table's cells, where their weights are; records alone keep what was measured before."""
+        (comparison,) = report.compare(report.read([out / "runs"]))
+        cells = [entry.table[each] for entry in comparison.entries for each in self.table if each in entry.table]
+        if not all((cell.choices[0].run.folder / "trained.safetensors").exists() for cell in cells):
+            return
+        how.progress.stage("bytes and latency", len(comparison.entries) * len(self.table))
+        data = load_data(self.sweep.recipe, how.root, how.download)
+        rows = deploy_cells(comparison, self.table, self.sweep.recipe, data, how.progress.advance)
+        record = {**provenance(), "rows": [asdict(row) for row in rows]}
+        write_atomically(out / "deployed.json", json.dumps(record, indent=1, allow_nan=False))
+
+    def write(self, out: Path) -> list[Path]:
+        """Write the report of the runs in ``out/runs``, and the numbers behind every cell of its tables.
+
+        Args:
+            out: The folder of the result.
+        """
+        runs = out / "runs"
+        paths = report.write([runs], out / "report.html")
+        numbers = {
+            **provenance(),
+            "recipe": self.sweep.recipe.settings(),
+            "methods": self.sweep.methods,
+            "seeds": self.sweep.seeds,
+            "commits_of_runs": sorted({run.commit for run in report.read([runs])}),
+            "comparisons": [_numbers(comparison) for comparison in report.compare(report.read([runs]))],
+        }
+        write_atomically(out / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False))
+        deployed = out / "deployed.json"
+        lines = [report.to_markdown([runs])]
+        if deployed.exists():
+            paths.append(deployed)
+            rows = [Deployed(**row) for row in json.loads(deployed.read_text())["rows"]]
+            lines += [
+                "Packed file of the model in each cell, first seed, and how many times as fast as the dense network it runs,",
+                "",
+            ]
+            lines += [*to_markdown(rows), ""]
+        write_atomically(out / "table.md", "\n".join(lines))
+        return [*paths, out / "numbers.json", out / "table.md"]
+
+
+def _numbers(comparison: Comparison) -> dict[str, Any]:
+    """Each cell with the runs and thresholds that were chosen for it, seed by seed."""
+    rows = []
+    for entry in comparison.entries:
+        for compression, cell in entry.table.items():
+            chosen = [
+                {
+                    "seed": choice.run.seed,
+                    "strength": choice.run.strength,
+                    "threshold": choice.point.threshold,
+                    "validation": choice.point.validation(comparison.metric),
+                    "test": choice.test,
+                }
+                for choice in cell.choices
+            ]
+            rows.append(
+                {"method": entry.label, "compression": compression, "mean": cell.mean, "sd": cell.sd, "n": cell.n}
+                | {"prunable_ratio": cell.prunable, "model_ratio": cell.model, "chosen": chosen}
+            )
+    deployed = [
+        {
+            "method": entry.label,
+            "seeds": len(entry.deployed.choices),
+            "of": entry.deployed.seeds,
+            "file_bytes": entry.deployed.file_bytes if entry.deployed.choices else None,
+            "dense_bytes": entry.deployed.dense_bytes if entry.deployed.choices else None,
+            "test": entry.deployed.cell.mean if entry.deployed.choices else None,
+        }
+        for entry in comparison.entries
+    ]
+    weights = asdict(comparison.runs[0].curve[0].prunable)["total"] if comparison.runs[0].curve else None
+    return {"title": comparison.title, "metric": comparison.metric, "weights": weights, "cells": rows, "deployed": deployed}
+
+
+def repeated(comparison: Comparison, first: Sequence[Job], compressions: Sequence[float], seeds: int) -> list[Job]:
+    """The runs of the further seeds: those that the first seed's validation data chose for one of the compressions.
+
+    Seed by seed, and in each seed the methods first that come closest to the best one at any of the compressions: where
+    time runs out, it is the contest for the front that has been repeated.
+
+    Args:
+        comparison: Of the first seed's runs.
+        first: Those.
+        compressions: What counts.
+        seeds: How many, the first among them.
+    """
+    by_name = {job.folder_name: job for job in first}
+    best: dict[float, float] = {}
+    chosen: list[tuple[str, float, str, float]] = []
+    for entry in comparison.entries:
+        for compression in compressions:
+            if compression in entry.table:
+                (choice,) = entry.table[compression].choices
+                sign = 1 if comparison.better == "high" else -1
+                worth = sign * choice.point.validation(comparison.metric)
+                best[compression] = max(best.get(compression, worth), worth)
+                chosen.append((entry.label, compression, choice.run.folder.name, worth))
+    behind: dict[str, float] = {}
+    for label, compression, _, worth in chosen:
+        behind[label] = min(behind.get(label, float("inf")), best[compression] - worth)
+    order = sorted(chosen, key=lambda one: (behind[one[0]], one[0]))
+    jobs = [by_name[name] for name in dict.fromkeys(name for _, _, name, _ in order)]
+    return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for job in jobs]

@@ -1,0 +1,111 @@
+"""What the models of a table's cells are worth outside of training: bytes on disk and milliseconds on this machine."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rewa.inference import accelerate, median_ms
+from rewa.packed import save_packed
+from rewa.report import Comparison
+from rewa.report.tables import Choice
+from rewa.report.text import markdown_table, ratio, size
+from rewa.surgery import shrink
+from rewa.train.data import Data
+from rewa.train.evaluate import calibration, cut_at
+from rewa.train.job import build_model
+from rewa.train.recipes import Recipe
+
+__all__ = ["Deployed", "deploy", "deploy_cells", "to_markdown"]
+
+BATCH = 1  # inputs at a time: latency, not throughput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployed:
+    """One model as it would ship: cut, shrunk, packed, and its layers swapped for sparse ones where that is faster."""
+
+    method: str
+    compression: float
+    run: str
+    threshold: float
+    file_bytes: int
+    dense_bytes: int
+    ms: float
+    dense_ms: float
+
+
+def deploy(choice: Choice, recipe: Recipe, data: Data, *, rounds: int = 25) -> dict[str, float]:
+    """Bytes and milliseconds of one model, beside those of the same network before the cut.
+
+    Args:
+        choice: The run, whose folder holds the weights, and the point.
+        recipe: Its recipe.
+        data: Its data.
+        rounds: Timings of each, in turns; the median counts.
+    """
+    from safetensors.torch import load_file
+
+    dense = build_model(recipe, data)
+    dense.load_state_dict(load_file(choice.run.folder / "trained.safetensors"))
+    batches = calibration(data, recipe, choice.run.seed, recipe.batch_size)
+    model = cut_at(dense, choice.point.threshold, [inputs for inputs, _ in batches]).eval()
+    x = torch.randn(BATCH, *data.example_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    small = shrink(model, x)
+    with tempfile.TemporaryDirectory() as folder:
+        file_bytes = save_packed(small, Path(folder, "model.safetensors")).size
+    fast = copy.deepcopy(small)
+    accelerate(fast, x, rounds=rounds, verbose=False)
+    with torch.inference_mode():
+        dense_ms, ms = median_ms([lambda: dense.eval()(x), lambda: fast(x)], rounds)
+    dense_bytes = sum(tensor.nbytes for tensor in dense.state_dict().values())
+    return {"file_bytes": file_bytes, "dense_bytes": dense_bytes, "ms": ms, "dense_ms": dense_ms}
+
+
+def deploy_cells(
+    comparison: Comparison,
+    compressions: Sequence[float],
+    recipe: Recipe,
+    data: Data,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Deployed]:
+    """The first seed's model of every cell; what stands in several cells is measured once.
+
+    Args:
+        comparison: The comparison.
+        compressions: Columns of its table.
+        recipe: The recipe of its runs.
+        data: Their data.
+        tick: Called after each cell.
+    """
+    known: dict[tuple[str, float], dict[str, Any]] = {}
+    rows = []
+    for entry in comparison.entries:
+        for compression in compressions:
+            if cell := entry.table.get(compression):
+                choice = cell.choices[0]
+                key = choice.run.name, choice.point.threshold
+                if key not in known:
+                    known[key] = deploy(choice, recipe, data)
+                rows.append(Deployed(method=entry.label, compression=compression, run=key[0], threshold=key[1], **known[key]))
+            tick()
+    return rows
+
+
+def to_markdown(rows: Sequence[Deployed]) -> list[str]:
+    """The lines of a table: bytes, and how many times faster than the dense network, for each method and compression.
+
+    Args:
+        rows: From :func:`deploy_cells`.
+    """
+    columns = sorted({row.compression for row in rows})
+    cells = {(row.method, row.compression): f"{size(row.file_bytes)}, {row.dense_ms / row.ms:.2f}x" for row in rows}
+    methods = dict.fromkeys(row.method for row in rows)
+    body = [[method, *(cells.get((method, column), "") for column in columns)] for method in methods]
+    return markdown_table(["method", *map(ratio, columns)], body)

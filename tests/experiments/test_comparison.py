@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rewa.baselines import make, names
+from rewa.experiments import RESULTS
+from rewa.experiments.comparison import SweepResult, repeated
+from rewa.experiments.digits import DIGITS_METHODS
+from rewa.experiments.result import How
+from rewa.packed import save_packed
+from rewa.report import compare, read
+from rewa.train.job import Job
+from rewa.train.loop import train
+from rewa.train.recipes import RECIPES
+from rewa.train.sweep import RunsFailed, Sweep
+
+
+def test_results_are_fair():
+    sweeps = [result.sweep for result in RESULTS.values() if isinstance(result, SweepResult)]
+    assert len(sweeps) >= 2
+    for sweep in sweeps:
+        assert sweep.seeds >= 3
+        assert sweep.strengths is None, "every method has a grid of its own"
+    assert list(DIGITS_METHODS.sweep.methods) == names()
+
+
+def test_a_result_is_written_with_the_numbers_behind_it(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=2, compressions=(1, 2, 5))
+    sweep = Sweep(recipe=recipe, methods=("dense", "l1"), seeds=2, strengths=(1e-3, 1e-2))
+    written = {path.name for path in SweepResult(line="a small one", sweep=sweep).run(tmp_path, How(workers=2))}
+    assert len(list((tmp_path / "runs").iterdir())) == 8
+    assert {"report.html", "report.png", "numbers.json", "table.md"} <= written
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers["recipe"]["epochs"] == 2
+    (comparison,) = numbers["comparisons"]
+    cells = {(cell["method"], cell["compression"]): cell for cell in comparison["cells"]}
+    cell = cells["dense", 2.0]
+    assert cell["n"] == 2
+    assert [chosen["seed"] for chosen in cell["chosen"]] == [0, 1]
+    assert cell["mean"] == pytest.approx(sum(chosen["test"] for chosen in cell["chosen"]) / 2)
+    for chosen in cell["chosen"]:
+        run = tmp_path / "runs" / f"digits-dense-{chosen['strength']:g}-s{chosen['seed']}"
+        record = json.loads((run / "record.json").read_text())
+        assert any(point["threshold"] == chosen["threshold"] for point in record["curve"])
+    assert "dense" in (tmp_path / "table.md").read_text()
+
+
+def test_runs_that_fail_are_named(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1,))
+    result = SweepResult(line="one", sweep=Sweep(recipe=recipe, methods=("l1",), seeds=1, strengths=(1e-3, 1e-2)))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "digits-l1-0.001-s0").write_text("in the way of a folder")
+    with pytest.raises(RunsFailed, match=r"^1 of 2 runs failed:\n  digits-l1-0.001-s0: "):
+        result.run(tmp_path, How(workers=1))
+    assert (tmp_path / "runs" / "digits-l1-0.01-s0" / "record.json").exists()
+
+
+def test_further_seeds_repeat_what_validation_chose(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=2, compressions=(1, 2, 5, 20))
+    sweep = Sweep(recipe=recipe, methods=("l1", "rewa"), seeds=3)
+    SweepResult(line="narrowed", sweep=sweep, table=(2, 20)).run(tmp_path, How(workers=2))
+    records = [json.loads((path / "record.json").read_text()) for path in (tmp_path / "runs").iterdir()]
+    chosen = {}
+    for method in ("l1", "rewa"):
+        first = [record for record in records if record["method"]["name"] == method and record["seed"] == 0]
+        assert len(first) == 4
+        # For each compression: of all points that have it, the best on validation data, of equals the most compressed.
+        points = [
+            (point["validation_accuracy"], point["prunable"]["total"] / point["prunable"]["nonzero"], record)
+            for record in first
+            for point in record["curve"]
+            if point["prunable"]["nonzero"]
+        ]
+        best = [max((p for p in points if p[1] >= least), key=lambda p: p[:2])[2] for least in (2, 20)]
+        chosen[method] = {record["method"]["strength"] for record in best}
+    for seed in (1, 2):
+        for method, strengths in chosen.items():
+            again = [record for record in records if record["method"]["name"] == method and record["seed"] == seed]
+            assert {record["method"]["strength"] for record in again} == strengths
+    assert len(records) == 8 + 2 * sum(map(len, chosen.values())) < 24
+    check_deployed(tmp_path)
+    # Records without weights give the same tables, and keep what was measured on the models.
+    measured = (tmp_path / "deployed.json").read_text()
+    cells = json.loads((tmp_path / "numbers.json").read_text())["comparisons"]
+    for path in tmp_path.glob("runs/*/*.safetensors"):
+        path.unlink()
+    SweepResult(line="narrowed", sweep=sweep, table=(2, 20)).run(tmp_path, How(trained=True))
+    assert (tmp_path / "deployed.json").read_text() == measured
+    assert json.loads((tmp_path / "numbers.json").read_text())["comparisons"] == cells
+
+
+def check_deployed(folder):
+    """Each row is the first seed's choice of a cell, and its bytes are those of that model, cut and packed."""
+    rows = json.loads((folder / "deployed.json").read_text())["rows"]
+    (comparison,) = compare(read([folder / "runs"]))
+    choices = {(entry.label, each): entry.table[each].choices[0] for entry in comparison.entries for each in (2.0, 20.0)}
+    assert {(row["method"], row["compression"]) for row in rows} == set(choices)
+    for row in rows:
+        choice = choices[row["method"], row["compression"]]
+        assert (row["run"], row["threshold"]) == (choice.run.name, choice.point.threshold)
+        weights = load_file(folder / "runs" / row["run"] / "trained.safetensors")
+        assert row["dense_bytes"] == sum(weight.nbytes for weight in weights.values())
+        # Without batch norms and dead neurons aside, the file is that of the weights above the threshold.
+        kept = {name: torch.where(x.abs() > row["threshold"], x, 0) if x.dim() > 1 else x for name, x in weights.items()}
+        unshrunk = save_packed(kept, folder / "kept.safetensors").size
+        assert 0.5 * unshrunk < row["file_bytes"] <= unshrunk
+        assert row["ms"] > 0
+        assert row["dense_ms"] > 0
+
+
+def test_the_contest_for_the_front_is_repeated_first(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1, 10), finetune_epochs=0)
+    jobs = [Job(recipe=recipe, method=make(name, strength=1e-4)) for name in ("dense", "l1", "spred", "rewa")]
+    # Validation accuracies at 1x and 10x: dense and rewa lead somewhere, l1 and spred are one and two points behind.
+    accuracies = {"dense": (99.0, 60.0), "l1": (98.0, 85.0), "spred": (90.0, 88.0), "rewa": (97.0, 90.0)}
+    for job in jobs:
+        train(job, tmp_path)
+        path = tmp_path / job.folder_name / "record.json"
+        record = json.loads(path.read_text())
+        for point, accuracy in zip(record["curve"], accuracies[job.method.label], strict=True):
+            point["validation_accuracy"] = accuracy
+        path.write_text(json.dumps(record))
+    (comparison,) = compare(read([tmp_path]))
+    again = repeated(comparison, jobs, (1, 10), 3)
+    order = ("dense", "rewa", "l1", "spred")
+    assert [(job.seed, job.method.label) for job in again] == [(seed, label) for seed in (1, 2) for label in order]
