@@ -5,6 +5,7 @@ from rewa.export import export_onnx
 from rewa.forms import remove_reparametrization, reparametrize
 from rewa.inference import accelerate
 from rewa.optim.adamw import ReWAAdamW
+from rewa.optim.annealing import Annealing
 from rewa.optim.attach import attach, detach
 from rewa.optim.groups import param_groups
 from rewa.optim.sgd import ReWASGD
@@ -15,6 +16,7 @@ from rewa.zeros import finalize, freeze_zeros
 __version__ = "0.1.0"
 
 __all__ = [
+    "Annealing",
     "PackedFileError",
     "ReWAAdamW",
     "ReWASGD",

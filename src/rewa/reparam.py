@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["adaptive_scale", "check_exponents", "flush_subnormal", "power", "to_x", "to_y"]
+__all__ = ["adaptive_scale", "check_exponents", "flush_subnormal", "power", "step_size", "to_x", "to_y"]
 
 LARGEST_PRODUCT = 64  # above this exponent a product of squares is no faster than pow, and less accurate
 
@@ -133,6 +133,29 @@ def adaptive_scale(y: Tensor, K: float, M: float, eps: float = 0.0) -> Tensor:
         return scale
     derivative = power(a, K - 1)
     return scale * (derivative / (derivative + eps))
+
+
+def step_size(modulus: float, K: float, M: float, eps: float = 0.0) -> float:
+    r"""How far a weight of this modulus moves in one step, for each unit of learning rate and gradient.
+
+    .. math:: \frac{dx}{dy}\,|y|^M\,\frac{|y|^{K-1}}{|y|^{K-1} + \varepsilon}
+        = K\,|x|^{2-p} \quad\text{for } \varepsilon = 0, \qquad p = 1 + \frac{1 - M}{K}
+
+    Plain gradient descent moves every weight by 1. ReWA moves large weights faster than small ones, all the more the smaller
+    p is.
+
+    Args:
+        modulus: :math:`|x|`, above 0.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+
+    Example:
+        >>> step_size(0.25, K=2, M=0), step_size(0.25, K=2, M=1), step_size(0.25, K=1, M=0)
+        (1.0, 0.5, 1.0)
+    """
+    y = torch.tensor(modulus, dtype=torch.float64) ** (1 / K)
+    return float(K * power(y, K - 1) * adaptive_scale(y, K, M, eps))
 
 
 def flush_subnormal(x: Tensor) -> Tensor:

@@ -131,3 +131,16 @@ def test_table_counts_and_reasons():
 def test_bad_values_are_named(bad, message):
     with pytest.raises(ValueError, match=message):
         rewa.param_groups(Net(), **bad)
+
+
+def test_match_is_the_size_of_each_tensor():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    groups = rewa.param_groups(model, K=2, M=0, match=True)
+    sizes = [group["match"] for group in groups if group["K"] > 1]
+    expected = [float(layer.weight.detach().pow(2).mean() ** 0.5) for layer in model]
+    assert sizes == pytest.approx(expected, rel=1e-12)
+    assert all("match" not in group for group in groups if group["K"] == 1)
+    with pytest.raises(ValueError, match="ReWAAdamW takes no match"):
+        rewa.ReWAAdamW(groups)
+    with pytest.raises(ValueError, match=r"read by rewa\.ReWASGD only"):
+        rewa.param_groups(model, match=True, prefix="rewa_")

@@ -46,6 +46,34 @@ def test_100_steps_equal_the_reference(K, M, eps, implementation):
         )
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("K", "M", "eps"), EXPONENTS)
+def test_a_matched_step_is_that_of_sgd_at_the_modulus(K, M, eps, implementation):
+    """At |x| = match and with a small rate, x moves by lr times the gradient, and decays as without match."""
+    x = torch.tensor([0.05, -0.05])
+    grads = np.array([[1.0, 0.5]])
+    setting = {"lr": 1e-7, "K": K, "M": M, "eps": eps, "momentum": 0.5, **IMPLEMENTATIONS[implementation]}
+    moved = run(lambda params: rewa.ReWASGD(params, match=0.05, weight_decay=0.0, **setting), x.numpy(), grads) - x.numpy()
+    np.testing.assert_allclose(moved, -1e-7 * grads[0], rtol=1e-4)
+    decayed = [
+        run(lambda params, match=match: rewa.ReWASGD(params, match=match, weight_decay=0.1, **setting), x.numpy(), 0 * grads)
+        for match in (0.0, 0.05)
+    ]
+    np.testing.assert_array_equal(*decayed)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_matched_steps_equal_the_reference_with_a_scaled_gradient(implementation):
+    x, grads = random_problem(100)
+    setting = {"lr": 0.005, "K": 3, "M": 1.5, "eps": 1e-3, "weight_decay": 0.05, "momentum": 0.9}
+    u = 0.2 ** (1 / 3)
+    factor = 3 * u**2 * u**1.5 * u**2 / (u**2 + 1e-3)
+    result = run(lambda params: rewa.ReWASGD(params, match=0.2, **setting, **IMPLEMENTATIONS[implementation]), x, grads)
+    np.testing.assert_allclose(
+        result, reference.algorithm_1(x, [grad / factor for grad in grads], **setting), rtol=1e-9, atol=1e-12
+    )
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize(("K", "M", "eps"), EXPONENTS)
 def test_attached_sgd_equals_the_reference(K, M, eps, foreach):

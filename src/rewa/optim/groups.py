@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rewa.optim.optimizer import check_nonnegative, check_settings
+from rewa.optim.optimizer import check_nonnegative, check_settings, full
 from rewa.reparam import check_exponents
 
 __all__ = ["Decision", "ParamGroups", "param_groups"]
@@ -66,6 +66,7 @@ def param_groups(
     eps: float = 0.0,
     weight_decay: float = 1e-4,
     plain_weight_decay: float = 0.0,
+    match: bool = False,
     rules: Mapping[str, Mapping[str, Any] | None] | None = None,
     prefix: str = "",
 ) -> ParamGroups:
@@ -84,6 +85,8 @@ def param_groups(
         eps: Their stabilizer.
         weight_decay: Decay of their y.
         plain_weight_decay: Decay of all other parameters.
+        match: Give each sparse tensor a group of its own whose ``match`` is the root mean square of its present values, so that
+            :class:`rewa.ReWASGD` moves its weights as plain SGD would at the same learning rate, whatever K, M and its width.
         rules: Exceptions, ``{regular expression: settings}``. The expression must match the parameter's whole name; of
             several that match, the first counts. The settings are any of ``K, M, eps, weight_decay, lr, momentum, betas``,
             the rest as for the sparse weights; ``None`` makes the parameter plain. A tensor that is plain by default stays
@@ -115,6 +118,8 @@ def param_groups(
     check_exponents(K, M, eps)
     check_nonnegative("weight_decay value", weight_decay)
     check_nonnegative("plain_weight_decay value", plain_weight_decay)
+    if match and prefix:
+        raise ValueError("match is read by rewa.ReWASGD only: leave out match or prefix")
     rules = dict(rules or {})
     for pattern, settings in rules.items():
         _check_rule(pattern, settings)
@@ -152,6 +157,8 @@ def param_groups(
     decisions = []
     for name, param in model.named_parameters():
         settings, reason = decide(name, param)
+        if match and settings is not None and settings["K"] > 1:
+            settings = {**settings, "match": float(full(param.detach().square().mean().sqrt()))}
         decisions.append(Decision(name=name, param=param, settings=settings, reason=reason))
     _check_all_used(rules, [decision.name for decision in decisions])
 

@@ -4,7 +4,8 @@
 // multiplications and the loop vectorizes:
 //   REAL        type of y and of all arithmetic: float or double
 //   STORE       type of x and g: 0 = REAL, 1 = bfloat16, 2 = float16 (1 and 2 keep y in memory, in float)
-//   K, M        the exponents; K_INT and M_INT hold them again when they are whole, and are -1 otherwise
+//   K           the order; K_INT holds it again when it is whole, and is -1 otherwise
+//   M_INT       the adaptivity exponent when it is whole, else -1: then it comes with the call, for it may change at every step
 //   EPS         1 when eps > 0
 //   CHUNK       elements that a thread takes at a time
 //   ADAM        0: Algorithm 1 (with MOMENTUM and NESTEROV); 1: Algorithm 2 (with AMSGRAD)
@@ -115,7 +116,7 @@ static inline real to_x(real y) {
     return std::fabs(x) <= TINY ? real(0) : x;
 }
 
-static inline real adaptive_scale(real a, real eps) {
+static inline real adaptive_scale(real a, real M, real eps) {
     real scale = power<M_INT>(a, M);
 #if EPS
     real derivative = power<K_LESS_1>(a, K - 1.0);
@@ -127,7 +128,7 @@ static inline real adaptive_scale(real a, real eps) {
 struct Hyper {  // the same for every tensor of a call
     double grad_factor;  // -1 to maximize, times 1 / grad_scale
     double l2;           // weight decay added to the gradient (coupled), or 0
-    double eps;
+    double M, eps;
     double momentum;
     double beta1, beta2, adam_eps;
 };
@@ -152,8 +153,8 @@ static void step_chunk(const Tensor& t, const Hyper& h, int64_t begin, int64_t e
     real* __restrict exp_avg = t.exp_avg;
     real* __restrict exp_avg_sq = t.exp_avg_sq;
     real* __restrict max_exp_avg_sq = t.max_exp_avg_sq;
-    const real grad_factor = real(h.grad_factor), l2 = real(h.l2), eps = real(h.eps), momentum = real(h.momentum);
-    const real beta1 = real(h.beta1), beta2 = real(h.beta2), adam_eps = real(h.adam_eps);
+    const real grad_factor = real(h.grad_factor), l2 = real(h.l2), M = real(h.M), eps = real(h.eps);
+    const real momentum = real(h.momentum), beta1 = real(h.beta1), beta2 = real(h.beta2), adam_eps = real(h.adam_eps);
     const real one_less_beta1 = real(1 - h.beta1), one_less_beta2 = real(1 - h.beta2);
     const real shrink = real(t.shrink), lr = real(t.lr), inv_sqrt_correction = real(1 / t.sqrt_correction);
 #pragma omp simd
@@ -165,7 +166,7 @@ static void step_chunk(const Tensor& t, const Hyper& h, int64_t begin, int64_t e
         const real kept = y_ptr[i];
         y = load(store(to_x(kept))) == x ? kept : y;
 #endif
-        real d = adaptive_scale(std::fabs(y), eps) * (grad_factor * load(grad_ptr[i])) + l2 * y;
+        real d = adaptive_scale(std::fabs(y), M, eps) * (grad_factor * load(grad_ptr[i])) + l2 * y;
 #if ADAM
         const real m = exp_avg[i] + one_less_beta1 * (d - exp_avg[i]);
         const real v = beta2 * exp_avg_sq[i] + one_less_beta2 * d * d;

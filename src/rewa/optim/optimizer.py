@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
 
 from rewa.optim.fused import fused_step, one_layout
-from rewa.reparam import check_exponents, flush_subnormal, to_x, to_y
+from rewa.reparam import check_exponents, flush_subnormal, step_size, to_x, to_y
 
 BLOCK = 1 << 16  # large enough for torch to use its threads, small enough for their caches
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -40,7 +40,7 @@ def check_settings(group: dict[str, Any]) -> None:
     """Raise ``ValueError`` for a value that no ReWA optimizer can use; ``group`` is a parameter group or the defaults."""
     lr = group["lr"]
     check_nonnegative("lr" if isinstance(lr, Tensor) and lr.numel() != 1 else "learning rate", lr)
-    for key in ("weight_decay", "momentum", "adam_eps"):
+    for key in ("weight_decay", "momentum", "adam_eps", "match"):
         check_nonnegative(f"{key} value", group.get(key, 0.0))
     if group.get("nesterov") and group["momentum"] == 0:
         raise ValueError("Nesterov momentum requires a momentum")
@@ -122,6 +122,8 @@ class ReWAOptimizer(Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("maximize", False)
+            if "match" in self.defaults:
+                group.setdefault("match", 0.0)
             group.setdefault("foreach", None)
             group.setdefault("fused", None)
             group.setdefault("differentiable", False)
@@ -139,6 +141,8 @@ class ReWAOptimizer(Optimizer):
         try:
             if prefixed := [key for key in group if key.startswith("rewa_")]:
                 raise ValueError(f"the group sets {', '.join(prefixed)}, which rewa.attach reads: make it without prefix=")
+            if group.get("match") and "match" not in self.defaults:
+                raise ValueError(f"{type(self).__name__} takes no match: Adam divides a constant factor out again")
             check_settings(group)
             for label, param in labels(group, len(self.param_groups) - 1):
                 check_parameter(param, label, group, REMEDY)
@@ -251,6 +255,8 @@ def update(
         return
     if "step" in columns:
         torch._foreach_add_(columns["step"], 1)
+    if group.get("match"):
+        grad_factor /= step_size(group["match"], group["K"], group["M"], group["eps"])
     if group["maximize"]:
         grad_factor = -grad_factor
     if fused and not torch.compiler.is_compiling():

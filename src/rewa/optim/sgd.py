@@ -59,6 +59,9 @@ class ReWASGD(ReWAOptimizer):
         weight_decay: Decay :math:`\lambda` of y. A weight without gradient shrinks by :math:`(1 - \eta\lambda)^K` a step.
         momentum: Momentum :math:`\mu`.
         nesterov: Nesterov's momentum.
+        match: A modulus at which a weight moves as plain SGD would move it: the gradient is divided by
+            :func:`rewa.reparam.step_size` there. ``rewa.param_groups(model, match=True)`` sets it to each tensor's root mean
+            square, and one learning rate serves all K, M and widths. 0 is the paper's step.
         decoupled: Whether decay bypasses the momentum. ``False``, as in :class:`torch.optim.SGD` and in the paper's CIFAR-10
             runs, decays :math:`1/(1 - \mu)` times harder than ``True`` at the same ``weight_decay``.
         maximize: Ascend instead.
@@ -87,6 +90,7 @@ class ReWASGD(ReWAOptimizer):
         weight_decay: float = 1e-4,
         momentum: float = 0.0,
         nesterov: bool = False,
+        match: float = 0.0,
         decoupled: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -102,6 +106,7 @@ class ReWASGD(ReWAOptimizer):
             "weight_decay": weight_decay,
             "momentum": momentum,
             "nesterov": nesterov,
+            "match": match,
             "decoupled": decoupled,
             "maximize": maximize,
             "foreach": foreach,
