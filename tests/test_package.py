@@ -69,7 +69,7 @@ LAYERS = [
     {"rewa.report"},
     {"rewa.terminal"},
     {"rewa.experiments.designs", "rewa.experiments.result"},
-    {"rewa.experiments.deployed"},
+    {"rewa.experiments.deployed", "rewa.experiments.shrinkage"},
     {"rewa.experiments.comparison", "rewa.experiments.linear", "rewa.experiments.overhead"},
     {"rewa.experiments.cifar10", "rewa.experiments.digits", "rewa.experiments.fashion_mnist"},
     {"rewa.experiments.fig1", "rewa.experiments.fig2", "rewa.experiments.maps", "rewa.experiments.success"},

@@ -7,7 +7,7 @@ from torch import nn
 
 from baselines.steps import advance, line, slanted
 from rewa.baselines.method import Plan
-from rewa.baselines.rewa import ReWA, ReWAAdam, ReWAPair
+from rewa.baselines.rewa import AnnealedReWA, ReWA, ReWAAdam, ReWAPair
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.sgd import ReWASGD
 from rewa.theory import decay_budget
@@ -31,6 +31,46 @@ def test_a_step_by_hand():
         expected.append(math.copysign(abs(y) ** 3, y))
     assert model.weight.tolist()[0] == pytest.approx(expected, rel=1e-9)
     assert model.bias.item() == pytest.approx(0.25 - 0.1), "plain, without decay"
+
+
+def test_annealed_steps_by_hand():
+    """M is 0, 0, 0.75 and 1.5, and the gradient is divided by the step of a weight of the layer's first size."""
+    plan = Plan(learning_rates=(0.1,) * 4, steps_per_epoch=4)
+    model, method = layer(), AnnealedReWA(strength=0.01, begin=0.25, end=0.75)
+    optimizer = method.start(model, plan)
+    size = math.sqrt((0.5**2 + 0.2**2) / 2)
+    weights = [0.5, -0.2]
+    for step, M in enumerate((0, 0, 0.75, 1.5)):
+        advance(method, model, optimizer, slanted(0.3, -0.6), [step])
+        for index, g in enumerate((0.3, -0.6)):
+            x = weights[index]
+            y = math.copysign(abs(x) ** 0.5, x)
+            y -= 0.1 * (abs(y) ** M * g / (2 * size ** ((1 + M) / 2)) + 0.01 * y)
+            weights[index] = math.copysign(y**2, y)
+        assert model.weight.tolist()[0] == pytest.approx(weights, rel=1e-9)
+
+
+def test_annealed_on_adamw_keeps_adams_step():
+    adam = Plan(learning_rates=(0.1,) * 10, steps_per_epoch=1, optimizer="adamw")
+    method = AnnealedReWA(strength=0.1)
+    optimizer = method.start(layer(), adam)
+    assert isinstance(optimizer, ReWAAdamW)
+    method.before_forward(7)
+    assert [group["M"] for group in optimizer.param_groups] == [1.5, 0]
+
+
+def test_an_annealed_run_that_goes_on_anneals_the_groups_it_loaded():
+    plan = Plan(learning_rates=(0.1,) * 10, steps_per_epoch=10)
+    method = AnnealedReWA(strength=0.01)
+    optimizer = method.start(layer(), plan)
+    optimizer.load_state_dict(optimizer.state_dict())  # which puts new groups in the place of the old
+    method.before_forward(9)
+    assert optimizer.param_groups[0]["M"] == 1.5
+
+
+def test_a_window_that_ends_before_it_begins_is_refused():
+    with pytest.raises(ValueError, match=r"Invalid begin and end: 0\.8, 0\.7"):
+        AnnealedReWA(begin=0.8)
 
 
 def test_the_recipes_optimizer_decides_the_algorithm():

@@ -14,10 +14,10 @@ from rewa.experiments.digits import DIGITS_METHODS
 from rewa.experiments.result import How
 from rewa.packed import save_packed
 from rewa.report import compare, read
-from rewa.train.job import Job
+from rewa.train.job import Job, load_data, new_model
 from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
-from rewa.train.sweep import RunsFailed, Sweep
+from rewa.train.sweep import Contender, RunsFailed, Sweep
 
 
 def test_results_are_fair():
@@ -88,18 +88,35 @@ def test_further_seeds_repeat_what_validation_chose(tmp_path):
     assert len(records) == 8 + 2 * sum(map(len, chosen.values())) < 24
     check_deployed(tmp_path)
     # Records without weights give the same tables, and keep what was measured on the models.
-    measured = (tmp_path / "deployed.json").read_text()
+    measured = (tmp_path / "models.json").read_text()
     cells = json.loads((tmp_path / "numbers.json").read_text())["comparisons"]
     for path in tmp_path.glob("runs/*/*.safetensors"):
         path.unlink()
     SweepResult(line="narrowed", sweep=sweep, table=(2, 20)).run(tmp_path, How(trained=True))
-    assert (tmp_path / "deployed.json").read_text() == measured
+    assert (tmp_path / "models.json").read_text() == measured
     assert json.loads((tmp_path / "numbers.json").read_text())["comparisons"] == cells
+
+
+def test_how_far_weights_shrank_is_measured_beside_the_prediction(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=2, compressions=(1, 2))
+    result = SweepResult(
+        line="one", sweep=Sweep(recipe=recipe, methods=(Contender(method="rewa", strengths=(1e-3,)),)), table=(1.0,)
+    )
+    result.run(tmp_path, How(workers=1))
+    (row,) = json.loads((tmp_path / "models.json").read_text())["shrinkage"]
+    rates = recipe.plan(16).learning_rates
+    assert row["predicted"] == pytest.approx(9 * 1e-3 * sum(rates) / (1 - recipe.momentum))
+    first = new_model(recipe, load_data(recipe), 0).state_dict()
+    last = load_file(tmp_path / "runs" / row["run"] / "trained.safetensors")
+    ratios = torch.cat([(first[name] / last[name]).abs().log().flatten() for name in first if first[name].dim() > 1])
+    assert row["median"] == pytest.approx(ratios.median().item(), abs=0.01)
+    assert row["lower"] < row["median"] < row["upper"]
 
 
 def check_deployed(folder):
     """Each row is the first seed's choice of a cell, and its bytes are those of that model, cut and packed."""
-    rows = json.loads((folder / "deployed.json").read_text())["rows"]
+    rows = json.loads((folder / "models.json").read_text())["deployed"]
     (comparison,) = compare(read([folder / "runs"]))
     choices = {(entry.label, each): entry.table[each].choices[0] for entry in comparison.entries for each in (2.0, 20.0)}
     assert {(row["method"], row["compression"]) for row in rows} == set(choices)

@@ -1,8 +1,8 @@
-"""ReWA as a method: on the recipe's SGD, on AdamW, and as the signed pair."""
+"""ReWA as a method: on the recipe's SGD, on AdamW, with M annealed, and as the signed pair."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -12,10 +12,11 @@ from rewa.baselines.method import Method, Plan
 from rewa.baselines.parametrized import Parametrized, decays
 from rewa.forms import Pair
 from rewa.optim.adamw import ReWAAdamW
+from rewa.optim.annealing import annealed
 from rewa.optim.groups import param_groups
 from rewa.optim.sgd import ReWASGD
 
-__all__ = ["ReWA", "ReWAAdam", "ReWAPair"]
+__all__ = ["AnnealedReWA", "ReWA", "ReWAAdam", "ReWAPair"]
 
 # What the decay alone does to a weight over the run: it ends at exp(-budget) of its start.
 BUDGETS = {"sgd": (3.0, 6.0, 12.0, 24.0), "adamw": (0.8, 1.6, 2.8, 4.0)}
@@ -51,6 +52,7 @@ class ReWA(Method):
     paper: ClassVar[str] = "ReWA, ICML 2026"
     strength_is: ClassVar[str] = "weight decay of y"
     shards: ClassVar[bool] = True
+    matched: ClassVar[bool] = False  # whether the step is SGD's for a weight of the usual size
 
     K: float = 9
     M: float = 2
@@ -65,7 +67,8 @@ class ReWA(Method):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """ReWASGD or ReWAAdamW, with the fused kernel on a CPU."""
-        groups = param_groups(model, K=self.K, M=self.M, eps=self.eps, weight_decay=self.strength)
+        match = self.matched and self.plan.optimizer == "sgd"
+        groups = param_groups(model, K=self.K, M=self.M, eps=self.eps, weight_decay=self.strength, match=match)
         fused = all(weight.device.type == "cpu" for weight in self.weights.values()) or None
         lr = self.plan.learning_rates[0]
         if self.plan.optimizer == "adamw":
@@ -103,6 +106,58 @@ class ReWAAdam(ReWA):
             return plan
         scale = self.adam_lr / max(plan.learning_rates)
         return replace(plan, optimizer="adamw", learning_rates=tuple(scale * lr for lr in plan.learning_rates))
+
+
+@dataclass(kw_only=True)
+class AnnealedReWA(ReWA):
+    r"""ReWA with M growing from 0, so that p falls from above 1 to below it, and with the step matched to SGD's.
+
+    The penalty is :math:`\ell_p` with :math:`p = 1 + (1-M)/K`, by default 1.5 at the start and 0.75 in the end. While p is
+    above 1 signs change freely and the network learns as with SGD; then what the loss does not hold is left behind.
+    The gradient of each tensor is divided by the step that a weight of its first root mean square would make
+    (:func:`rewa.reparam.step_size`), so that the recipe's learning rate for SGD suits ReWA too.
+
+    Args:
+        strength: Weight decay :math:`\lambda` of y.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent in the end.
+        eps: Stabilizer.
+        M_start: Adaptivity exponent at the start.
+        begin: Where M begins to grow, as a share of the run.
+        end: Where it arrives.
+
+    References:
+        Algorithms 1 and 2 of ReWA, ICML 2026; the annealing and the matched step are this project's.
+    """
+
+    name: ClassVar[str] = "rewa-annealed"
+    line: ClassVar[str] = "ReWA with M growing from 0, and with SGD's step for a weight of the usual size"
+
+    matched: ClassVar[bool] = True
+
+    K: float = 2
+    M: float = 1.5
+    M_start: float = 0.0
+    begin: float = 0.1
+    end: float = 0.7
+    made: Optimizer = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.begin <= self.end <= 1:
+            raise ValueError(f"Invalid begin and end: {self.begin}, {self.end} (allowed: 0 <= begin <= end <= 1)")
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """As for ReWA, with matched steps on SGD; Adam's size of a step is its own."""
+        self.made = super().optimizer(model)
+        return self.made
+
+    def before_forward(self, step: int) -> None:
+        """Move M to its value at this step."""
+        share = step / self.plan.steps
+        M = annealed(self.M, share, start=self.M_start, begin=self.begin, end=self.end)
+        for group in self.made.param_groups:
+            if group["K"] > 1:
+                group["M"] = M
 
 
 @dataclass(kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from rewa.experiments.cifar10 import CIFAR10_CPU
 from rewa.experiments.digits import DIGITS, DIGITS_METHODS
+from rewa.experiments.fashion_mnist import FASHION_MNIST
 from rewa.experiments.fig1 import FIG1
 from rewa.experiments.fig2 import FIG2A, FIG2B, FIG2C, FIG2D
 from rewa.experiments.maps import MAPS
@@ -26,6 +28,8 @@ RESULTS: dict[str, Result] = {
     "success": SUCCESS,
     "logistic": LOGISTIC,
     "maps": MAPS,
+    "cifar10-cpu": CIFAR10_CPU,
+    "fashion-mnist": FASHION_MNIST,
     "digits": DIGITS,
     "digits-methods": DIGITS_METHODS,
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rewa import report
-from rewa.experiments.deployed import Deployed, deploy_cells, to_markdown
+from rewa.experiments import deployed, shrinkage
 from rewa.experiments.result import How, Result
 from rewa.files import write_atomically
 from rewa.record import provenance
@@ -60,20 +60,28 @@ class SweepResult(Result):
                 jobs = [*first, *repeated(comparison, first, self.table, self.sweep.seeds)]
             do(jobs)
         if self.table:
-            self._deploy(out, how)
+            self._measure(out, how)
         return self.write(out)
 
-    def _deploy(self, out: Path, how: How) -> None:
-        """Measure the models of the table's cells, where their weights are; records alone keep what was measured before."""
+    def _measure(self, out: Path, how: How) -> None:
+        """What takes the weights of the runs, for which records do not suffice: bytes, latency, and how far ReWA's shrank.
+
+        Where weights are missing, what was measured before is kept.
+        """
         (comparison,) = report.compare(report.read([out / "runs"]))
         cells = [entry.table[each] for entry in comparison.entries for each in self.table if each in entry.table]
-        if not all((cell.choices[0].run.folder / "trained.safetensors").exists() for cell in cells):
+        shrunk = [run for run in comparison.runs if run.finished and run.method == "rewa" and run.strength and run.seed == 0]
+        needed = [*(cell.choices[0].run for cell in cells), *shrunk]
+        if not all((run.folder / "trained.safetensors").exists() for run in needed):
             return
-        how.progress.stage("bytes and latency", len(comparison.entries) * len(self.table))
-        data = load_data(self.sweep.recipe, how.root, how.download)
-        rows = deploy_cells(comparison, self.table, self.sweep.recipe, data, how.progress.advance)
-        record = {**provenance(), "rows": [asdict(row) for row in rows]}
-        write_atomically(out / "deployed.json", json.dumps(record, indent=1, allow_nan=False))
+        recipe, data = self.sweep.recipe, load_data(self.sweep.recipe, how.root, how.download)
+        how.progress.stage("bytes and latency of the models", len(comparison.entries) * len(self.table) + len(shrunk))
+        rows = deployed.deploy_cells(comparison, self.table, recipe, data, how.progress.advance)
+        record: dict[str, Any] = {**provenance(), "deployed": [asdict(row) for row in rows], "shrinkage": []}
+        for run in shrunk:
+            record["shrinkage"].append(asdict(shrinkage.shrinkage(run, recipe, data)))
+            how.progress.advance()
+        write_atomically(out / "models.json", json.dumps(record, indent=1, allow_nan=False))
 
     def write(self, out: Path) -> list[Path]:
         """Write the report of the runs in ``out/runs``, and the numbers behind every cell of its tables.
@@ -86,22 +94,27 @@ class SweepResult(Result):
         numbers = {
             **provenance(),
             "recipe": self.sweep.recipe.settings(),
-            "methods": self.sweep.methods,
+            "methods": [one if isinstance(one, str) else asdict(one) for one in self.sweep.methods],
             "seeds": self.sweep.seeds,
             "commits_of_runs": sorted({run.commit for run in report.read([runs])}),
             "comparisons": [_numbers(comparison) for comparison in report.compare(report.read([runs]))],
         }
         write_atomically(out / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False))
-        deployed = out / "deployed.json"
+        models = out / "models.json"
         lines = [report.to_markdown([runs])]
-        if deployed.exists():
-            paths.append(deployed)
-            rows = [Deployed(**row) for row in json.loads(deployed.read_text())["rows"]]
+        if models.exists():
+            paths.append(models)
+            measured = json.loads(models.read_text())
             lines += [
-                "Packed file of the model in each cell, first seed, and how many times as fast as the dense network it runs,",
+                "Packed file of the model of each cell, first seed, and how many times as fast as the dense network it runs:",
                 "",
             ]
-            lines += [*to_markdown(rows), ""]
+            lines += [*deployed.to_markdown([deployed.Deployed(**row) for row in measured["deployed"]]), ""]
+            lines += [
+                "How far ReWA's weights shrank, as natural logarithms: predicted for one without gradient, and measured:",
+                "",
+            ]
+            lines += [*shrinkage.to_markdown([shrinkage.Shrinkage(**row) for row in measured["shrinkage"]]), ""]
         write_atomically(out / "table.md", "\n".join(lines))
         return [*paths, out / "numbers.json", out / "table.md"]
 

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from rewa.baselines import make
 from rewa.baselines.method import Method
-from rewa.train.data import Data
+from rewa.train.data import Data, mix
 from rewa.train.datasets import load
 from rewa.train.models import build
 from rewa.train.recipes import Recipe, override, recipe
 
-__all__ = ["Job", "build_model", "job", "load_data"]
+__all__ = ["Job", "build_model", "job", "load_data", "new_model"]
+
+WEIGHTS = 3  # what a seed is for, beside the data's own and the loop's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,18 @@ def build_model(recipe: Recipe, data: Data) -> nn.Module:
     """
     options = _given(recipe, "width", "stem", "blurpool", "hidden", "layers", "heads", "dropout")
     return build(recipe.model, classes=data.classes, inputs=data.example_shape, **options).float()
+
+
+def new_model(recipe: Recipe, data: Data, seed: int) -> nn.Module:
+    """The recipe's model as a run with this seed begins.
+
+    Args:
+        recipe: The recipe.
+        data: The data.
+        seed: Of the run.
+    """
+    torch.manual_seed(mix(seed, WEIGHTS))
+    return build_model(recipe, data)
 
 
 def _given(recipe: Recipe, *keys: str) -> dict[str, Any]:

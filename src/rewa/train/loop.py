@@ -31,7 +31,7 @@ from rewa.sparsity import count, histogram, prunable, summary, whole
 from rewa.train import checkpoint
 from rewa.train.data import Batch, mix
 from rewa.train.evaluate import calibration, cut, losses, measure, score
-from rewa.train.job import Job, build_model, load_data
+from rewa.train.job import WEIGHTS, Job, build_model, load_data, new_model
 from rewa.train.numeric import choose
 from rewa.train.processes import World, connected, full_state, load_state, wrap
 from rewa.train.runs import TrainingError, alone, check_data, check_same, continued, data_of, read_record
@@ -39,7 +39,7 @@ from rewa.zeros import freeze_zeros
 
 __all__ = ["Stopped", "TrainingError", "Watch", "stop_signals", "train"]
 
-WEIGHTS, NOISE = 3, 4  # what a seed is for, beside the data's own
+NOISE = 4  # what a seed is for, beside the data's own and the first weights
 NEAR_ZERO = 1e-3  # for the compression that is shown while a run goes on
 
 
@@ -252,9 +252,9 @@ class _Run:
         """Begin a segment with this model, or with a new one."""
         self.index = index
         segment = self.segments[index]
-        torch.manual_seed(mix(self.job.seed, WEIGHTS))
+        torch.manual_seed(mix(self.job.seed, WEIGHTS))  # also for what a method draws when it starts
         if model is None:
-            model = build_model(self.recipe, self.data)
+            model = new_model(self.recipe, self.data, self.job.seed)
             segment.method.prepare(model)
         self.plain = self.numeric.place_model(model)
         self.model = wrap(self.plain, self.world, self.recipe.parallel, self.recipe.sync_batchnorm)
@@ -264,9 +264,8 @@ class _Run:
 
     def _restore(self, saved: checkpoint.Checkpoint) -> None:
         state = saved.state
-        torch.manual_seed(mix(self.job.seed, WEIGHTS))
         segment = self.segments[state["segment"]]
-        model = build_model(self.recipe, self.data)
+        model = new_model(self.recipe, self.data, self.job.seed)
         segment.method.prepare(model)
         sharded = self.world.size > 1 and self.recipe.parallel == "fsdp"
         if sharded:
