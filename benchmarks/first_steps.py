@@ -36,8 +36,8 @@ from rewa.record import provenance
 from rewa.sparsity import prunable
 from rewa.train.data import AUGMENTATION, Batch, Data, Shard, mix, seeded
 from rewa.train.evaluate import losses
-from rewa.train.job import Job, build_model, job, load_data
-from rewa.train.loop import NOISE, WEIGHTS
+from rewa.train.job import Job, job, load_data, new_model
+from rewa.train.loop import NOISE
 from rewa.train.numeric import Numeric, choose
 from rewa.train.recipes import RECIPES, Recipe
 
@@ -81,8 +81,7 @@ def batches(recipe: Recipe, data: Data, count: int, epoch: int = 0) -> Iterator[
 
 def first_model(run: Job, data: Data, numeric: Numeric) -> nn.Module:
     """The model with the run's first weights."""
-    torch.manual_seed(mix(run.seed, WEIGHTS))
-    model = build_model(run.recipe, data)
+    model = new_model(run.recipe, data, run.seed)
     run.method.prepare(model)
     return numeric.place_model(model).train()
 
@@ -160,29 +159,32 @@ def kept_bytes(model: nn.Module, batch: Batch, recipe: Recipe, numeric: Numeric)
     return sum(size for address, size in kept.items() if address not in own)
 
 
+def gradient(run: Job, data: Data, batch: int, kind: str) -> tuple[dict[str, Tensor], int]:
+    """The first gradient of each layer, and the bytes of activations at the recipe's batch."""
+    recipe, numeric = run.recipe, choose(CPU, "bfloat16" if kind == "bfloat16" else "float32")
+    model, (inputs, targets) = first_model(run, data, numeric), next(batches(recipe, data, batch))
+    if kind == "rounded":
+        model, inputs = model.bfloat16().float(), inputs.bfloat16().float()
+    weights = prunable(model)
+    grads = torch.autograd.grad(forward(model, (inputs, targets), recipe, numeric), [*weights.values()])
+    last = (next(batches(recipe, data, count, recipe.epochs - 1)) for count in (batch // 2, batch))
+    small, large = (kept_bytes(model, inputs, recipe, numeric) for inputs in last)
+    kept = large + (large - small) / (batch - batch // 2) * (recipe.batch_size - batch)
+    return dict(zip(weights, (grad.flatten() for grad in grads), strict=True)), round(kept)
+
+
 def gradients(run: Job, data: Data, batch: int) -> dict[str, Any]:
-    """How far the first gradient is from float32's, layer by layer, and the activations of the recipe's batch."""
-    recipe, found, activations, far = run.recipe, {}, {}, {}
-    for kind in ("float32", "bfloat16", "rounded"):
-        numeric = choose(CPU, "bfloat16" if kind == "bfloat16" else "float32")
-        model = first_model(run, data, numeric)
-        inputs, targets = next(batches(recipe, data, batch))
-        if kind == "rounded":
-            model, inputs = model.bfloat16().float(), inputs.bfloat16().float()
-        loss, weights = forward(model, (inputs, targets), recipe, numeric), prunable(model)
-        grads = torch.autograd.grad(loss, [*weights.values()])
-        found[kind] = {name: grad.flatten().double() for name, grad in zip(weights, grads, strict=True)}
-        last = [next(batches(recipe, data, count, recipe.epochs - 1)) for count in (batch // 2, batch)]
-        small, large = (kept_bytes(model, one, recipe, numeric) for one in last)
-        activations[kind] = round(large + (large - small) / (batch - batch // 2) * (recipe.batch_size - batch))
-    exact = found.pop("float32")
-    for kind, low in found.items():
+    """How far the first gradient is from float32's in its worst layer, and the bytes of activations."""
+    found, kept = {}, {}
+    exact, kept["float32"] = gradient(run, data, batch, "float32")
+    for kind in ("bfloat16", "rounded"):
+        low, kept[kind] = gradient(run, data, batch, kind)
         cosines = {name: float(torch.cosine_similarity(low[name], exact[name], 0)) for name in exact}
+        worst = min(cosines, key=cosines.__getitem__)
         difference = max(float((low[name] - exact[name]).norm() / exact[name].norm()) for name in exact)
-        layer = min(cosines, key=lambda name: cosines[name])
-        far[kind] = {"smallest_cosine": cosines[layer], "layer": layer, "largest_difference": difference}
-    del activations["rounded"]
-    return {"against_float32": far, "activation_bytes": activations, "batch_size": recipe.batch_size}
+        found[kind] = {"smallest_cosine": cosines[worst], "layer": worst, "largest_relative_difference": difference}
+    del kept["rounded"]
+    return {"against_float32": found, "activation_bytes": kept, "batch_size": run.recipe.batch_size}
 
 
 def measure(task: tuple[str, str], options: argparse.Namespace) -> dict[str, Any]:

@@ -68,6 +68,13 @@ def test_an_annealed_run_that_goes_on_anneals_the_groups_it_loaded():
     assert optimizer.param_groups[0]["M"] == 1.5
 
 
+def test_budgets_of_an_annealed_run():
+    plan = Plan(learning_rates=(0.1,) * 50, steps_per_epoch=5, momentum=0.5)
+    grid = AnnealedReWA().grid(plan)
+    found = [decay_budget(plan.learning_rates, K=2, weight_decay=decay, momentum=0.5) for decay in grid]
+    assert found == pytest.approx([1.5, 3, 6, 12])
+
+
 def test_a_window_that_ends_before_it_begins_is_refused():
     with pytest.raises(ValueError, match=r"Invalid begin and end: 0\.8, 0\.7"):
         AnnealedReWA(begin=0.8)

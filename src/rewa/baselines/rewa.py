@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -23,10 +24,10 @@ BUDGETS = {"sgd": (3.0, 6.0, 12.0, 24.0), "adamw": (0.8, 1.6, 2.8, 4.0)}
 ADAM_LR = 3e-3  # the learning rate up to which those for AdamW hold
 
 
-def _decays(plan: Plan, K: float) -> tuple[float, ...]:
+def _decays(plan: Plan, K: float, budgets: Mapping[str, tuple[float, ...]] = BUDGETS) -> tuple[float, ...]:
     # Adam moves y by about the learning rate a step, so that a faster run holds its weights against more decay.
     faster = max(1.0, max(plan.learning_rates) / ADAM_LR) if plan.optimizer == "adamw" else 1.0
-    return tuple(faster * decay for decay in decays(plan, BUDGETS, factors=K))
+    return tuple(faster * decay for decay in decays(plan, budgets, factors=K))
 
 
 @dataclass(kw_only=True)
@@ -141,6 +142,10 @@ class AnnealedReWA(ReWA):
     begin: float = 0.1
     end: float = 0.7
     made: Optimizer = field(init=False, repr=False)
+
+    def grid(self, plan: Plan) -> tuple[float, ...]:
+        """As for ReWA, on SGD with half the budgets: a matched step finds what can go with less decay."""
+        return _decays(plan, self.K, {**BUDGETS, "sgd": (1.5, 3.0, 6.0, 12.0)})
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end <= 1:
