@@ -112,7 +112,8 @@ def checked_step(optimizer: Optimizer) -> float | None:
             new = algorithm_1(x, grad, buffer, group)
             wanted.append((param, new, np.maximum(np.abs(x), np.abs(new)).clip(min=1e-30)))
     optimizer.step()
-    return max((float(np.max(np.abs(param.detach().numpy() - new) / size)) for param, new, size in wanted), default=None)
+    errors = [np.max(np.abs(param.detach().numpy() - new) / size) for param, new, size in wanted]
+    return float(np.max(errors)) if errors else None  # numpy's max, which does not overlook what is not a number
 
 
 def first_steps(run: Job, data: Data, steps: int, batch: int) -> dict[str, Any]:
@@ -227,14 +228,18 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     options = parser.parse_args()
-    if options.steps < 1 or (options.batch and any(options.batch < 2 or RECIPES[n].batch_size % options.batch for n in RUNS)):
+    sizes = [RECIPES[name].batch_size for name in RUNS]
+    if options.steps < 1 or (options.batch is not None and (options.batch < 2 or any(size % options.batch for size in sizes))):
         parser.error("--steps must be at least 1, and --batch a power of two from 2 to 256")
     tasks = [(recipe, method) for recipe in options.recipes for method in ("", *RUNS[recipe])]
     rows = []
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for row in pool.imap(partial(measure, options=options), tasks):
-            rows.append(row)
-            print(f"[{len(rows)}/{len(tasks)}] {to_text(row)}", file=sys.stderr)
+        try:
+            for row in pool.imap(partial(measure, options=options), tasks):
+                rows.append(row)
+                print(f"[{len(rows)}/{len(tasks)}] {to_text(row)}", file=sys.stderr)
+        except FileNotFoundError as error:
+            parser.error(str(error))
     if options.json:
         print(json.dumps({**provenance(), "steps": options.steps, "rows": rows}, indent=1))
     right = all(map(math.isfinite, (loss for row in rows for loss in row.get("loss", []))))

@@ -136,7 +136,7 @@ def test_public_names_exist_and_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md", "docs/synthetic.md", "docs/train.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md", "docs/method.md", "docs/synthetic.md", "docs/train.md"])
 def test_examples_run(page, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     assert blocks

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from rewa.sparsity import count, prunable
-from rewa.train.evaluate import Score, losses, measure, score, thresholds
+from rewa.train.data import Images
+from rewa.train.evaluate import Score, calibration, losses, measure, score, thresholds
 from rewa.train.numeric import choose
 from rewa.train.processes import World
+from rewa.train.recipes import RECIPES
 from rewa.zeros import recalibrate_norms
 
 NUMERIC = choose(torch.device("cpu"), "float32")
@@ -45,6 +48,22 @@ def test_score_is_the_mean_over_examples_not_over_batches():
     logits = net(inputs)
     assert found.loss == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-6)
     assert found.accuracy == pytest.approx(100 * (logits.argmax(1) == targets).double().mean().item())
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_norms_are_estimated_from_images_as_they_were_trained(augment):
+    """Augmented where training was: crops of a white picture with their black frames, not the whole picture."""
+    white = torch.full((40, 1, 8, 8), 255, dtype=torch.uint8), torch.arange(40) % 3
+    parts = dict.fromkeys(("train", "validation", "test"), white)
+    images = Images("white", **parts, classes=3, augment=augment, scaling=(0, 255))
+    recipe = replace(RECIPES["digits"], augment=augment, recalibrate=20, epochs=7)
+    found = [inputs for inputs, _ in calibration(images, recipe, seed=3, batch_size=8)]
+    assert [len(inputs) for inputs in found] == ([8, 8, 8] if augment else [8, 8, 4])
+    black = [float((inputs == 0).double().mean()) for inputs in found]
+    assert all(share > 0.1 for share in black) if augment else black == [0, 0, 0]
+    if augment:
+        first = next(images.batches(7, seed=3, batch_size=8))[0]  # of an epoch that was not trained
+        assert torch.equal(found[0], first)
 
 
 def test_an_empty_part_counts_nothing():

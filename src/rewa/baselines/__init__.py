@@ -39,12 +39,12 @@ METHODS: dict[str, type[Method]] = {
         *(ClippedLp, L1ClippedLp, Half, SCAD, MCP, AdaptiveLasso, STR, HardConcrete, GMP, RigL, ACDC, HAM),
     )
 }
-TOGETHER = ("gmp", "rigl", "acdc", "ham")  # those that may stand on ReWA
+TOGETHER = ("rewa+gmp", "rewa+rigl", "rewa+acdc", "rewa+ham", "rewa-annealed+gmp", "acdc+ham")
 
 
 def names() -> list[str]:
-    """All methods and combinations."""
-    return [*METHODS, *(f"rewa+{name}" for name in TOGETHER)]
+    """All methods, and the combinations that have been tried; :func:`make` knows more."""
+    return [*METHODS, *TOGETHER]
 
 
 def make(name: str, **settings: Any) -> Method:
