@@ -80,3 +80,12 @@ def test_kills():
     lines = run("kills.py", "--kills", "3", "--set", "epochs=4", "--set", "compressions=1,5").splitlines()
     assert len(lines) == 4
     assert lines[-1] == "3 of 3 identical in weights and record"
+
+
+def test_first_steps():
+    result = json.loads(run("first_steps.py", "--recipes", "imagenet-resnet50", "--steps", "1", "--batch", "2", "--json"))
+    rows = {row["method"]: row for row in result["rows"]}
+    assert set(rows) == {None, "dense", "l1", "rewa"}
+    assert len({row["loss"][0] for method, row in rows.items() if method}) == 1, "the same weights and images for all"
+    assert rows["rewa"]["reference_error"] < 1e-5
+    assert 0 < rows[None]["activation_bytes"]["bfloat16"] < rows[None]["activation_bytes"]["float32"]

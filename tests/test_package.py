@@ -269,3 +269,22 @@ def test_pages_link_to_files_that_exist():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_commands_for_gpus_are_accepted():
+    """Each command of docs/reproduce.md that trains, parsed and its settings applied; nothing is trained."""
+    from rewa.baselines import make
+    from rewa.cli import _parser
+    from rewa.train.recipes import override, recipe
+
+    page = (ROOT / "docs" / "reproduce.md").read_text()
+    commands = re.findall(r"`(?:torchrun [^`]*?-m )?(rewa (?:train|sweep) [^`]+)`", page)
+    assert len(commands) >= 17
+    for command in commands:
+        options = _parser().parse_args(command.replace("$SEED", "0").split()[1:])
+        methods = [options.method] if options.command == "train" else options.methods.split(",")
+        for name in methods:
+            changed, method = override(recipe(options.recipe), make(name), options.set)
+            for key, _, value in (change.partition("=") for change in options.set):
+                found = getattr(changed, key, None) if hasattr(changed, key) else getattr(method, key)
+                assert found == (tuple(map(float, value.split(","))) if "," in value else float(value)), command

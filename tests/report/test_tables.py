@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from rewa.report import compare, read, to_markdown, write
-from rewa.report.figure import top_range
+from rewa.report.figure import BANDS, draw, leaders, top_range
 from rewa.report.page import page
 from rewa.report.records import scan
 from rewa.report.tables import ladder
@@ -346,3 +346,14 @@ def test_training_curves_are_thinned_and_it_is_said(comparisons, made):
     assert (epochs[0], epochs[-1]) == (1, 1001)
     assert "thinned to 200 epochs" in text
     assert "thinned" not in page(comparisons(made("l1", epochs=3))[:1])
+
+
+def test_of_many_methods_the_nearest_to_the_front_are_drawn_in_colour(comparisons, made):
+    """Ten methods, each a tenth of a point behind the one before; one reaches no further than 1x and is far behind there."""
+    records = [made(method=f"m{number}", points=[(1000, 90.0, 90.0 - 0.1 * number), (100, 85.0, 87.0)]) for number in range(9)]
+    (comparison,) = comparisons(*records, made(method="a", points=[(1000, 60.0, 60.0)]))
+    assert leaders(comparison) == [f"m{number}" for number in range(BANDS)]
+    lines = {line.get_label(): line.get_color() for line in draw([comparison]).axes[0].get_lines()}
+    assert lines["a"] == lines["m8"] == "#aaaaaa"
+    assert "#aaaaaa" not in [lines[f"m{number}"] for number in range(BANDS)]
+    assert len({lines[f"m{number}"] for number in range(7)}) == 7

@@ -12,7 +12,7 @@ from rewa.report.text import headline, unit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["BANDS", "COLORS", "DASHES", "MARKERS", "draw", "styles", "top_range"]
+__all__ = ["BANDS", "COLORS", "DASHES", "MARKERS", "draw", "leaders", "styles", "top_range"]
 
 # Okabe and Ito's colours but for their yellow, which does not show on white. Seven colours, four dashes and five markers
 # repeat at different places, so that 28 lines differ in colour or dash, and neighbours in everything.
@@ -61,6 +61,24 @@ def top_range(comparison: Comparison) -> tuple[float, float]:
     return (min(ends), max(ends))
 
 
+def leaders(comparison: Comparison) -> list[str]:
+    """The methods that a figure can show in colour: those nearest to the best one, on average over the part that matters.
+
+    Args:
+        comparison: The comparison.
+    """
+    low, high = top_range(comparison)
+    behind = {entry.label: 0.0 for entry in comparison.entries}
+    for compression in comparison.compressions:
+        best = comparison.best(compression)
+        if best and low <= best[0][1].mean <= high:
+            for entry in comparison.entries:
+                cell = entry.table.get(compression)
+                gap = abs(cell.mean - best[0][1].mean) if cell and math.isfinite(cell.mean) else math.inf
+                behind[entry.label] += min(gap, high - low)
+    return sorted(behind, key=lambda label: behind[label])[:BANDS]
+
+
 def draw(comparisons: Sequence[Comparison]) -> Figure:
     """One panel for each comparison that has a finished run.
 
@@ -81,22 +99,31 @@ def draw(comparisons: Sequence[Comparison]) -> Figure:
         tallest = max(4.2, 0.24 * max(len(comparison.entries) for comparison in shown))
         figure = Figure(figsize=(8.6, tallest * len(shown)), layout="constrained")
         for axes, comparison in zip(figure.subplots(len(shown), squeeze=False).flat, shown, strict=True):
-            for entry in comparison.entries:
+            bright = leaders(comparison)
+            for entry in sorted(comparison.entries, key=lambda entry: entry.label not in bright):
                 cells = [cell for cell in entry.line if math.isfinite(cell.mean)]
                 number = numbers[entry.label]
                 x, y = [cell.compression for cell in cells], [cell.mean for cell in cells]
                 color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
+                colored = entry.label in bright
+                if len(comparison.entries) > BANDS and colored:
+                    # So many lines: the leaders share out the colours among themselves.
+                    color, dash = (
+                        COLORS[bright.index(entry.label) % len(COLORS)],
+                        DASHES[bright.index(entry.label) // len(COLORS)],
+                    )
                 axes.plot(
                     x,
                     y,
-                    color=color,
+                    color=color if colored else "#aaaaaa",
                     marker=MARKERS[number % len(MARKERS)],
                     label=entry.label,
-                    linewidth=1.8,
-                    markersize=4.5,
+                    linewidth=1.8 if colored else 1.0,
+                    markersize=4.5 if colored else 3.5,
                     linestyle=(0, dash) if dash else "-",
+                    zorder=3 if colored else 2,
                 )
-                if len(comparison.entries) <= BANDS:
+                if colored:
                     low, high = ([cell.mean + sign * (cell.sd or 0) for cell in cells] for sign in (-1, 1))
                     axes.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
             axes.set(
