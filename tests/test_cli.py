@@ -400,7 +400,7 @@ def test_reproduce_a_study(here, capsys, monkeypatch):
     assert third.quick
 
 
-@pytest.mark.parametrize("arguments", [["--data", "d"], ["--download"], ["--device", "cpu"]])
+@pytest.mark.parametrize("arguments", [["--data", "d"], ["--download"], ["--device", "cpu"], ["--trained"]])
 def test_a_device_and_data_are_for_networks(here, capsys, monkeypatch, arguments):
     study, networks = Study(), NetworkStudy()
     monkeypatch.setitem(RESULTS, "study", study)
@@ -413,11 +413,13 @@ def test_a_device_and_data_are_for_networks(here, capsys, monkeypatch, arguments
     run(capsys, "reproduce", "networks", *arguments)
     (how,) = networks.seen
     given = {"--data": how.root == Path("d"), "--download": how.download, "--device": how.device == "cpu"}
+    given |= {"--trained": how.trained}
     assert [name for name, is_given in given.items() if is_given] == arguments[:1]
 
 
 def test_only_sweeps_train_networks():
-    assert {name for name, result in RESULTS.items() if result.trains_networks} == {"digits", "digits-methods"}
+    networks = {name for name, result in RESULTS.items() if result.trains_networks}
+    assert networks == {"cifar10-cpu", "digits", "digits-methods", "fashion-mnist"}
 
 
 def test_reproduce_into_a_file(here, capsys, monkeypatch):
