@@ -35,7 +35,7 @@ CIFAR10_CPU = SweepResult(
             Contender(method="gmp", strengths=ZEROS),
             Contender(method="l1", strengths=(3e-4, 6e-4, 1.2e-3, 2.4e-3)),
             Contender(method="rewa", strengths=tuple(PAPER_DECAY * 2**power for power in (-2, -1, 0, 1))),
-            Contender(method="dense", strengths=(5e-4,)),
+            Contender(method="dense", strengths=(5e-4, 1.5e-3)),
             "rewa-annealed",
             Contender(method="acdc", strengths=ZEROS[:3]),
             Contender(method="acdc+ham", strengths=ZEROS[:3]),
