@@ -154,6 +154,7 @@ class Ridge(Method):
 
     name: ClassVar[str] = "ridge"
     finetune_share: ClassVar[float] = 0.3
+    strength_is: ClassVar[str] = "ridge"
 
     def grid(self, plan):
         return (0.1,)
@@ -164,8 +165,8 @@ class Ridge(Method):
 
 def test_it_answers_for_the_other_method():
     ham = HAM(on=Ridge(), strength=0.5)
-    assert (ham.finetune_share, ham.shards) == (0.3, False)
-    assert (HAM().finetune_share, HAM().shards) == (0.0, True)
+    assert (ham.finetune_share, ham.shards, ham.strength_is) == (0.3, False, "ridge")
+    assert (HAM().finetune_share, HAM().shards, HAM().strength_is) == (0.0, True, "shrinkage beta")
     ham.start(linear(), PLAN)
     penalty = ham.penalty()
     assert penalty is not None

@@ -46,7 +46,7 @@ class HAM(On):
     name: ClassVar[str] = "ham"
     line: ClassVar[str] = "a multiplicative step after each step of another method"
     paper: ClassVar[str] = "Jacobs et al., ICLR 2026"
-    strength_is: ClassVar[str] = "shrinkage beta; on another method than dense, the strength of that"
+    strength_is: ClassVar[str] = "shrinkage beta"
     shards: ClassVar[bool] = True
 
     alpha: float = 200.0
@@ -62,6 +62,7 @@ class HAM(On):
         super().__post_init__()
         if not self.alone:
             self.on = replace(self.on, strength=self.strength)
+            self.strength_is = self.on.strength_is  # type: ignore[misc]  # it is, here
         for key in ("shards", "finetune_share"):  # the loop asks this method what only the other knows
             setattr(self, key, getattr(self.on, key))
 
