@@ -114,6 +114,18 @@ def test_how_far_weights_shrank_is_measured_beside_the_prediction(tmp_path):
     assert row["lower"] < row["median"] < row["upper"]
 
 
+def test_runs_on_other_terms_in_the_folder_are_named(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1, 2))
+    for number in (1, 2):
+        train(
+            Job(recipe=replace(recipe, epochs=number), method=make("l1", strength=1e-3), name=f"run{number}"), tmp_path / "runs"
+        )
+    result = SweepResult(line="one", sweep=Sweep(recipe=recipe, methods=("l1",)), table=(1.0,))
+    with pytest.raises(ValueError, match=r"runs on unequal terms .*epochs 1.*epochs 2.*: move those of other settings away"):
+        result.run(tmp_path, How(trained=True))
+
+
 def check_deployed(folder):
     """Each row is the first seed's choice of a cell, and its bytes are those of that model, cut and packed."""
     rows = json.loads((folder / "models.json").read_text())["deployed"]

@@ -143,13 +143,13 @@ class AnnealedReWA(ReWA):
     end: float = 0.7
     made: Optimizer = field(init=False, repr=False)
 
-    def grid(self, plan: Plan) -> tuple[float, ...]:
-        """As for ReWA, on SGD with half the budgets: a matched step finds what can go with less decay."""
-        return _decays(plan, self.K, {**BUDGETS, "sgd": (1.5, 3.0, 6.0, 12.0)})
-
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end <= 1:
             raise ValueError(f"Invalid begin and end: {self.begin}, {self.end} (allowed: 0 <= begin <= end <= 1)")
+
+    def grid(self, plan: Plan) -> tuple[float, ...]:
+        """As for ReWA, on SGD with half the budgets: a matched step finds what can go with less decay."""
+        return _decays(plan, self.K, {**BUDGETS, "sgd": (1.5, 3.0, 6.0, 12.0)})
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """As for ReWA, with matched steps on SGD; Adam's size of a step is its own."""

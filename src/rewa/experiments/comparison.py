@@ -15,7 +15,7 @@ from rewa.experiments import deployed, shrinkage
 from rewa.experiments.result import How, Result
 from rewa.files import write_atomically
 from rewa.record import provenance
-from rewa.report import Comparison
+from rewa.report import Comparison, Run
 from rewa.train.job import Job, load_data
 from rewa.train.sweep import Sweep, run_jobs
 
@@ -56,7 +56,7 @@ class SweepResult(Result):
                 first = [job for job in jobs if job.seed == 0]
                 do(first)
                 done = {job.folder_name for job in first}
-                (comparison,) = report.compare([run for run in report.read([runs]) if run.folder.name in done])
+                comparison = _only(runs, [run for run in report.read([runs]) if run.folder.name in done])
                 jobs = [*first, *repeated(comparison, first, self.table, self.sweep.seeds)]
             do(jobs)
         if self.table:
@@ -68,7 +68,7 @@ class SweepResult(Result):
 
         Where weights are missing, what was measured before is kept.
         """
-        (comparison,) = report.compare(report.read([out / "runs"]))
+        comparison = _only(out / "runs", report.read([out / "runs"]))
         cells = [entry.table[each] for entry in comparison.entries for each in self.table if each in entry.table]
         shrunk = [run for run in comparison.runs if run.finished and run.method == "rewa" and run.strength and run.seed == 0]
         needed = [*(cell.choices[0].run for cell in cells), *shrunk]
@@ -91,17 +91,18 @@ class SweepResult(Result):
         """
         runs = out / "runs"
         paths = report.write([runs], out / "report.html")
+        found = report.read([runs])
         numbers = {
             **provenance(),
             "recipe": self.sweep.recipe.settings(),
             "methods": [one if isinstance(one, str) else asdict(one) for one in self.sweep.methods],
             "seeds": self.sweep.seeds,
-            "commits_of_runs": sorted({run.commit for run in report.read([runs])}),
-            "comparisons": [_numbers(comparison) for comparison in report.compare(report.read([runs]))],
+            "commits_of_runs": sorted({run.commit for run in found}),
+            "comparisons": [_numbers(comparison) for comparison in report.compare(found)],
         }
         write_atomically(out / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False))
         models = out / "models.json"
-        lines = [report.to_markdown([runs])]
+        lines = [report.to_markdown(found)]
         if models.exists():
             paths.append(models)
             measured = json.loads(models.read_text())
@@ -117,6 +118,15 @@ class SweepResult(Result):
             lines += [*shrinkage.to_markdown([shrinkage.Shrinkage(**row) for row in measured["shrinkage"]]), ""]
         write_atomically(out / "table.md", "\n".join(lines))
         return [*paths, out / "numbers.json", out / "table.md"]
+
+
+def _only(folder: Path, runs: Sequence[Run]) -> Comparison:
+    """The one comparison that the runs of a folder make."""
+    found = report.compare(runs)
+    if len(found) != 1:
+        titles = "; ".join(comparison.title for comparison in found)
+        raise ValueError(f"{folder} holds runs on unequal terms ({titles}): move those of other settings away")
+    return found[0]
 
 
 def _numbers(comparison: Comparison) -> dict[str, Any]:
@@ -138,7 +148,7 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
                 {"method": entry.label, "compression": compression, "mean": cell.mean, "sd": cell.sd, "n": cell.n}
                 | {"prunable_ratio": cell.prunable, "model_ratio": cell.model, "chosen": chosen}
             )
-    deployed = [
+    smallest = [
         {
             "method": entry.label,
             "seeds": len(entry.deployed.choices),
@@ -150,7 +160,7 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
         for entry in comparison.entries
     ]
     weights = asdict(comparison.runs[0].curve[0].prunable)["total"] if comparison.runs[0].curve else None
-    return {"title": comparison.title, "metric": comparison.metric, "weights": weights, "cells": rows, "deployed": deployed}
+    return {"title": comparison.title, "metric": comparison.metric, "weights": weights, "cells": rows, "deployed": smallest}
 
 
 def repeated(comparison: Comparison, first: Sequence[Job], compressions: Sequence[float], seeds: int) -> list[Job]:
