@@ -34,19 +34,19 @@ def test_a_step_by_hand():
 
 
 def test_annealed_steps_by_hand():
-    """M is 0, 0, 0.75 and 1.5, and the gradient is divided by the step of a weight of the layer's first size."""
+    """The gradient is divided by the step of a weight of the layer's first size, and K times the decay stays the same."""
     plan = Plan(learning_rates=(0.1,) * 4, steps_per_epoch=4)
-    model, method = layer(), AnnealedReWA(strength=0.01, begin=0.25, end=0.75)
+    model, method = layer(), AnnealedReWA(strength=0.01, M=1.5, begin=0.25, end=0.75)
     optimizer = method.start(model, plan)
     size = math.sqrt((0.5**2 + 0.2**2) / 2)
     weights = [0.5, -0.2]
-    for step, M in enumerate((0, 0, 0.75, 1.5)):
+    for step, (K, M) in enumerate([(1, 0), (1, 0), (1.5, 0.75), (2, 1.5)]):
         advance(method, model, optimizer, slanted(0.3, -0.6), [step])
         for index, g in enumerate((0.3, -0.6)):
             x = weights[index]
-            y = math.copysign(abs(x) ** 0.5, x)
-            y -= 0.1 * (abs(y) ** M * g / (2 * size ** ((1 + M) / 2)) + 0.01 * y)
-            weights[index] = math.copysign(y**2, y)
+            y = math.copysign(abs(x) ** (1 / K), x)
+            y -= 0.1 * (abs(y) ** M * g / (K * size ** ((K - 1 + M) / K)) + 0.01 * 2 / K * y)
+            weights[index] = math.copysign(abs(y) ** K, y)
         assert model.weight.tolist()[0] == pytest.approx(weights, rel=1e-9)
 
 
@@ -56,7 +56,7 @@ def test_annealed_on_adamw_keeps_adams_step():
     optimizer = method.start(layer(), adam)
     assert isinstance(optimizer, ReWAAdamW)
     method.before_forward(7)
-    assert [group["M"] for group in optimizer.param_groups] == [1.5, 0]
+    assert [(group["K"], group["M"]) for group in optimizer.param_groups] == [(2, 1), (1, 0)]
 
 
 def test_an_annealed_run_that_goes_on_anneals_the_groups_it_loaded():
@@ -65,18 +65,18 @@ def test_an_annealed_run_that_goes_on_anneals_the_groups_it_loaded():
     optimizer = method.start(layer(), plan)
     optimizer.load_state_dict(optimizer.state_dict())  # which puts new groups in the place of the old
     method.before_forward(9)
-    assert optimizer.param_groups[0]["M"] == 1.5
+    assert [optimizer.param_groups[0][key] for key in ("K", "M")] == [2, 1]
 
 
 def test_budgets_of_an_annealed_run():
     plan = Plan(learning_rates=(0.1,) * 50, steps_per_epoch=5, momentum=0.5)
     grid = AnnealedReWA().grid(plan)
     found = [decay_budget(plan.learning_rates, K=2, weight_decay=decay, momentum=0.5) for decay in grid]
-    assert found == pytest.approx([1.5, 3, 6, 12])
+    assert found == pytest.approx([2, 4, 8, 16])
 
 
 def test_a_window_that_ends_before_it_begins_is_refused():
-    with pytest.raises(ValueError, match=r"Invalid begin and end: 0\.8, 0\.7"):
+    with pytest.raises(ValueError, match=r"Invalid begin and end: 0\.8, 0\.5"):
         AnnealedReWA(begin=0.8)
 
 

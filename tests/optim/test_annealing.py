@@ -9,36 +9,66 @@ import rewa
 from problems import IMPLEMENTATIONS, random_problem
 from rewa.optim.annealing import annealed
 
-SETTING = {"lr": 0.01, "K": 2, "M": 1.5, "momentum": 0.9, "weight_decay": 0.05}
+SETTING = {"lr": 0.01, "K": 3, "M": 1.5, "momentum": 0.9, "weight_decay": 0.05}
 
 
 def slow_reference(x, grads, exponents, *, lr, K, momentum, weight_decay, **_):
-    """Algorithm 1 with an exponent for each step, as it is written down."""
-    x, buffer = np.array(x), np.zeros_like(x)
-    for grad, M in zip(grads, exponents, strict=True):
+    """Algorithm 1 with a K and an M for each step, as it is written down; K times the decay stays what it is in the end."""
+    x, buffer, final = np.array(x), np.zeros_like(x), K
+    for grad, (K, M) in zip(grads, exponents, strict=True):
         y = np.sign(x) * np.abs(x) ** (1 / K)
-        buffer = momentum * buffer + np.abs(y) ** M * grad + weight_decay * y
+        buffer = momentum * buffer + np.abs(y) ** M * grad + weight_decay * final / K * y
         y = y - lr * buffer
         x = np.sign(y) * np.abs(y) ** K
     return x
 
 
+@pytest.mark.parametrize("K_start", [1.0, None])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_annealed_steps_equal_the_reference(implementation):
+def test_annealed_steps_equal_the_reference(implementation, K_start):
     x, grads = random_problem(100)
     param = nn.Parameter(torch.tensor(x))
     optimizer = rewa.ReWASGD([param], **SETTING, **IMPLEMENTATIONS[implementation])
-    annealing = rewa.Annealing(optimizer, len(grads), begin=0.2, end=0.8)
+    annealing = rewa.Annealing(optimizer, len(grads), K_start=K_start, begin=0.2, end=0.8)
     exponents = []
     for grad in grads:
-        exponents.append(optimizer.param_groups[0]["M"])
+        exponents.append([optimizer.param_groups[0][key] for key in ("K", "M")])
         param.grad = torch.tensor(grad)
         optimizer.step()
         annealing.step()
-    # Twenty steps at 0, a straight line, twenty at 1.5.
-    expected = np.interp(np.arange(100), [20, 80], [0.0, 1.5])
+    # Twenty steps at the start, a straight line, twenty in the end.
+    expected = np.array([np.interp(np.arange(100), [20, 80], ends) for ends in ([K_start or 3, 3], [0.0, 1.5])]).T
     np.testing.assert_allclose(exponents, expected, atol=1e-12)
     np.testing.assert_allclose(param.detach(), slow_reference(x, grads, expected, **SETTING), rtol=1e-8, atol=1e-12)
+
+
+def test_up_to_the_beginning_it_is_plain_sgd():
+    x, grads = random_problem(20)
+    ours, torchs = (nn.Parameter(torch.tensor(x)) for _ in range(2))
+    optimizer = rewa.ReWASGD([{"params": [ours], "match": 0.3}], **SETTING)
+    annealing = rewa.Annealing(optimizer, 100, begin=0.2)
+    sgd = torch.optim.SGD([torchs], lr=0.01, momentum=0.9, weight_decay=3 * 0.05)
+    for grad in grads:
+        ours.grad, torchs.grad = torch.tensor(grad), torch.tensor(grad)
+        optimizer.step()
+        annealing.step()
+        sgd.step()
+    assert torch.equal(ours, torchs)
+
+
+def test_what_low_precision_keeps_follows_K():
+    """A bfloat16 weight whose moves are smaller than its own resolution still moves, while K changes at every step."""
+    x = torch.linspace(0.3, 1, 50)
+    coarse, fine = nn.Parameter(x.bfloat16()), nn.Parameter(x.bfloat16().float())
+    for param in (coarse, fine):
+        optimizer = rewa.ReWASGD([param], lr=1e-3, K=3, M=1)
+        annealing = rewa.Annealing(optimizer, 200, begin=0.0, end=1.0, K_start=2.0)
+        for _ in range(200):
+            param.grad = torch.full_like(param, 0.25)
+            optimizer.step()
+            annealing.step()
+    assert (x - fine).min() > 0.02
+    torch.testing.assert_close(coarse.float(), fine, rtol=2**-8, atol=0)
 
 
 def test_the_fused_kernel_is_not_compiled_again_for_every_exponent():
@@ -47,11 +77,11 @@ def test_the_fused_kernel_is_not_compiled_again_for_every_exponent():
     param = nn.Parameter(torch.linspace(0.1, 1, 10))
     optimizer = rewa.ReWASGD([param], **SETTING, fused=True)
     param.grad = torch.ones_like(param)
-    optimizer.param_groups[0]["M"] = 0.3
+    group = optimizer.param_groups[0]
+    group["K"], group["M"] = 1.1, 0.3
     optimizer.step()
     before = fused._kernel.cache_info().currsize
-    for M in (0.31, 0.7, 1.41):
-        optimizer.param_groups[0]["M"] = M
+    for group["K"], group["M"] in ((1.2, 0.31), (1.2, 0.7), (2.41, 1.41)):
         optimizer.step()
     assert fused._kernel.cache_info().currsize == before
 
@@ -86,20 +116,21 @@ def test_resumed_annealing_goes_on_alike():
 def test_only_sparse_groups_are_annealed():
     model = nn.Linear(8, 4)
     optimizer = rewa.ReWASGD(rewa.param_groups(model, K=3, M=2), lr=0.1)
-    annealing = rewa.Annealing(optimizer, 10, start=0.5, begin=0.0, end=0.5)
-    assert [group["M"] for group in optimizer.param_groups] == [0.5, 0]
+    annealing = rewa.Annealing(optimizer, 10, K_start=2.0, M_start=0.5, begin=0.0, end=0.5)
+    assert [(group["K"], group["M"]) for group in optimizer.param_groups] == [(2, 0.5), (1, 0)]
     for _ in range(5):
         annealing.step()
-    assert [group["M"] for group in optimizer.param_groups] == [2, 0]
+    assert [(group["K"], group["M"]) for group in optimizer.param_groups] == [(3, 2), (1, 0)]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"steps": 0}, "Invalid steps: 0"),
-        ({"begin": 0.8}, "Invalid begin and end: 0.8, 0.7"),
+        ({"begin": 0.8}, "Invalid begin and end: 0.8, 0.5"),
         ({"end": 1.5}, "Invalid begin and end: 0.1, 1.5"),
-        ({"start": -1.0}, "Invalid start: -1.0"),
+        ({"M_start": -1.0}, "Invalid M value: -1.0"),
+        ({"K_start": 0.5}, "Invalid K value: 0.5"),
     ],
 )
 def test_bad_values_are_named(settings, message):
@@ -110,4 +141,4 @@ def test_bad_values_are_named(settings, message):
 
 
 def test_a_window_of_no_length_is_a_jump():
-    assert [annealed(2, share, begin=0.5, end=0.5) for share in (0.4, 0.5, 0.6)] == [0.0, 0.0, 2]
+    assert [annealed(0, 2, share, begin=0.5, end=0.5) for share in (0.4, 0.5, 0.6)] == [0, 0, 2]

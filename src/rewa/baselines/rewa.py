@@ -1,4 +1,4 @@
-"""ReWA as a method: on the recipe's SGD, on AdamW, with M annealed, and as the signed pair."""
+"""ReWA as a method: on the recipe's SGD, on AdamW, annealed, and as the signed pair."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rewa.baselines.method import Method, Plan
 from rewa.baselines.parametrized import Parametrized, decays
 from rewa.forms import Pair
 from rewa.optim.adamw import ReWAAdamW
-from rewa.optim.annealing import annealed
+from rewa.optim.annealing import Annealing
 from rewa.optim.groups import param_groups
 from rewa.optim.sgd import ReWASGD
 
@@ -111,58 +111,58 @@ class ReWAAdam(ReWA):
 
 @dataclass(kw_only=True)
 class AnnealedReWA(ReWA):
-    r"""ReWA with M growing from 0, so that p falls from above 1 to below it, and with the step matched to SGD's.
+    r"""ReWA that starts as plain SGD: K and M grow, so that p falls, and the step is matched to SGD's.
 
-    The penalty is :math:`\ell_p` with :math:`p = 1 + (1-M)/K`, by default 1.5 at the start and 0.75 in the end. While p is
-    above 1 signs change freely and the network learns as with SGD; then what the loss does not hold is left behind.
-    The gradient of each tensor is divided by the step that a weight of its first root mean square would make
-    (:func:`rewa.reparam.step_size`), so that the recipe's learning rate for SGD suits ReWA too.
+    The penalty is :math:`\ell_p` with :math:`p = 1 + (1-M)/K`: 2 at the start, where signs change freely and the network
+    learns, and by default 1 in the end, when what the loss does not hold is left behind. The gradient of each tensor is
+    divided by the step that a weight of its first root mean square would make (:func:`rewa.reparam.step_size`), so that
+    the recipe's learning rate for SGD suits ReWA too. See :class:`rewa.Annealing`.
 
     Args:
-        strength: Weight decay :math:`\lambda` of y.
-        K: Order of the reparameterization.
+        strength: Weight decay :math:`\lambda` of y, in the end.
+        K: Order of the reparameterization in the end.
         M: Adaptivity exponent in the end.
         eps: Stabilizer.
+        K_start: Order at the start; None for K all the time.
         M_start: Adaptivity exponent at the start.
-        begin: Where M begins to grow, as a share of the run.
-        end: Where it arrives.
+        begin: Where they begin to grow, as a share of the run.
+        end: Where they arrive.
 
     References:
         Algorithms 1 and 2 of ReWA, ICML 2026; the annealing and the matched step are this project's.
     """
 
     name: ClassVar[str] = "rewa-annealed"
-    line: ClassVar[str] = "ReWA with M growing from 0, and with SGD's step for a weight of the usual size"
+    line: ClassVar[str] = "ReWA that starts as plain SGD: K and M grow, with SGD's step for a weight of the usual size"
 
     matched: ClassVar[bool] = True
 
     K: float = 2
-    M: float = 1.5
+    M: float = 1
+    K_start: float | None = 1.0
     M_start: float = 0.0
     begin: float = 0.1
-    end: float = 0.7
-    made: Optimizer = field(init=False, repr=False)
+    end: float = 0.5
+    annealing: Annealing = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end <= 1:
             raise ValueError(f"Invalid begin and end: {self.begin}, {self.end} (allowed: 0 <= begin <= end <= 1)")
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
-        """As for ReWA, on SGD with half the budgets: a matched step finds what can go with less decay."""
-        return _decays(plan, self.K, {**BUDGETS, "sgd": (1.5, 3.0, 6.0, 12.0)})
+        """As for ReWA, on SGD with two thirds of the budgets: a matched step finds what can go with less decay."""
+        return _decays(plan, self.K, {**BUDGETS, "sgd": (2.0, 4.0, 8.0, 16.0)})
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """As for ReWA, with matched steps on SGD; Adam's size of a step is its own."""
-        self.made = super().optimizer(model)
-        return self.made
+        made = super().optimizer(model)
+        window = {"K_start": self.K_start, "M_start": self.M_start, "begin": self.begin, "end": self.end}
+        self.annealing = Annealing(made, self.plan.steps, **window)
+        return made
 
     def before_forward(self, step: int) -> None:
-        """Move M to its value at this step."""
-        share = step / self.plan.steps
-        M = annealed(self.M, share, start=self.M_start, begin=self.begin, end=self.end)
-        for group in self.made.param_groups:
-            if group["K"] > 1:
-                group["M"] = M
+        """Move K and M to their values at this step."""
+        self.annealing.load_state_dict({"done": step})
 
 
 @dataclass(kw_only=True)

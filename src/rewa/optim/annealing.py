@@ -1,4 +1,4 @@
-r"""The penalty made sharper on the way: M grows from a start where the penalty is convex to a value where it is not."""
+r"""The penalty made sharper on the way: K and M grow from a start that is plain SGD to values that make weights vanish."""
 
 from __future__ import annotations
 
@@ -6,68 +6,85 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from rewa.optim.optimizer import is_identity
+from rewa.reparam import check_exponents, to_y
+
 __all__ = ["Annealing", "annealed"]
 
 
-def annealed(M: float, share: float, *, start: float = 0.0, begin: float = 0.1, end: float = 0.7) -> float:
-    """The adaptivity exponent at one time of a run: ``start`` up to ``begin``, M from ``end`` on, a straight line between.
+def annealed(start: float, final: float, share: float, *, begin: float, end: float) -> float:
+    """A value at one time of a run: ``start`` up to ``begin``, ``final`` from ``end`` on, a straight line between.
 
     Args:
-        M: The exponent in the end.
+        start: The value at the beginning.
+        final: The value in the end.
         share: Time, as a share of the run.
-        start: The exponent at the beginning.
-        begin: Where it begins to change, as a share of the run.
+        begin: Where the value begins to change, as a share of the run.
         end: Where it arrives.
 
     Example:
-        >>> [round(annealed(1.5, share), 3) for share in (0.0, 0.1, 0.4, 0.7, 1.0)]
-        [0.0, 0.0, 0.75, 1.5, 1.5]
+        >>> [round(annealed(0, 1.5, share, begin=0.1, end=0.7), 3) for share in (0.0, 0.1, 0.4, 0.7, 1.0)]
+        [0, 0, 0.75, 1.5, 1.5]
     """
     if share <= begin:
         return start
-    return M if share >= end else start + (M - start) * (share - begin) / (end - begin)
+    return final if share >= end else start + (final - start) * (share - begin) / (end - begin)
 
 
 class Annealing:
-    r"""Moves M of an optimizer's sparse groups from ``start`` to the value that they were given.
+    r"""Moves K and M of an optimizer's sparse groups from a start to the values that they were given.
 
-    The penalty behind ReWA is :math:`\ell_p` with :math:`p = 1 + (1 - M)/K`. With ``M = 0`` p is above 1: steps do not vanish
-    at zero, signs change freely and the network learns as with plain SGD. As M grows p falls below 1, and what the loss does
-    not hold is left behind. From ``M > 1`` on a weight near zero is lost, so it should have found its sign by then.
+    The penalty behind ReWA is :math:`\ell_p` with :math:`p = 1 + (1 - M)/K`. At ``K = 1, M = 0`` p is 2: plain SGD with weight
+    decay, where signs change freely. As K and M grow p falls, and what the loss does not hold is left behind. From ``M > 1``
+    on a weight near zero is lost, so it should have found its sign by then.
+
+    The decay of y changes with K such that a weight without gradient shrinks as fast at any time: ``K * weight_decay`` stays
+    what it is in the end.
 
     Call :meth:`step` after each step of the optimizer, as with torch's learning-rate schedulers.
 
     Args:
         optimizer: A :class:`rewa.ReWASGD` or :class:`rewa.ReWAAdamW`.
         steps: Of the whole run.
-        start: M at the beginning.
-        begin: Where M begins to change, as a share of the run.
-        end: Where it arrives.
+        K_start: K at the beginning; None for the group's own, all the time.
+        M_start: M at the beginning.
+        begin: Where they begin to change, as a share of the run.
+        end: Where they arrive.
 
     Example:
         >>> import torch, rewa
         >>> model = torch.nn.Linear(20, 1)
-        >>> optimizer = rewa.ReWASGD(model.parameters(), lr=0.1, K=2, M=1.5)
+        >>> groups = rewa.param_groups(model, K=2, M=1, weight_decay=1e-3, match=True)
+        >>> optimizer = rewa.ReWASGD(groups, lr=0.1)
         >>> annealing = Annealing(optimizer, steps=1000)
-        >>> optimizer.param_groups[0]["M"]
-        0.0
+        >>> [optimizer.param_groups[0][key] for key in ("K", "M", "weight_decay")]
+        [1.0, 0.0, 0.002]
         >>> for _ in range(1000):
         ...     annealing.step()
-        >>> optimizer.param_groups[0]["M"]
-        1.5
+        >>> [optimizer.param_groups[0][key] for key in ("K", "M", "weight_decay")]
+        [2, 1, 0.001]
     """
 
-    def __init__(self, optimizer: Optimizer, steps: int, *, start: float = 0.0, begin: float = 0.1, end: float = 0.7) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        steps: int,
+        *,
+        K_start: float | None = 1.0,
+        M_start: float = 0.0,
+        begin: float = 0.1,
+        end: float = 0.5,
+    ) -> None:
         if steps < 1:
             raise ValueError(f"Invalid steps: {steps} (allowed: a whole number >= 1)")
         if not 0 <= begin <= end <= 1:
             raise ValueError(f"Invalid begin and end: {begin}, {end} (allowed: 0 <= begin <= end <= 1, shares of the run)")
-        if not 0 <= start < float("inf"):
-            raise ValueError(f"Invalid start: {start} (allowed: a finite number >= 0)")
-        self.optimizer, self.steps, self.start, self.begin, self.end = optimizer, steps, start, begin, end
-        self.done = 0
-        for group in self._groups():
-            group.setdefault("final_M", group["M"])
+        check_exponents(1 if K_start is None else K_start, M_start, 0.0)
+        self.optimizer, self.steps, self.K_start, self.M_start = optimizer, steps, K_start, M_start
+        self.begin, self.end, self.done = begin, end, 0
+        for group in optimizer.param_groups:
+            if not is_identity(group):
+                group.setdefault("annealed_to", {key: group[key] for key in ("K", "M", "weight_decay")})
         self._set()
 
     def step(self) -> None:
@@ -88,10 +105,17 @@ class Annealing:
         self.done = state["done"]
         self._set()
 
-    def _groups(self) -> list[dict[str, Any]]:
-        return [group for group in self.optimizer.param_groups if group.get("K", 1) > 1]
-
     def _set(self) -> None:
         share = min(1.0, self.done / self.steps)
-        for group in self._groups():
-            group["M"] = annealed(group["final_M"], share, start=self.start, begin=self.begin, end=self.end)
+        for group in self.optimizer.param_groups:
+            final = group.get("annealed_to")
+            if final is None:
+                continue
+            group["M"] = annealed(self.M_start, final["M"], share, begin=self.begin, end=self.end)
+            if self.K_start is not None:
+                old = group["K"]
+                group["K"] = annealed(self.K_start, final["K"], share, begin=self.begin, end=self.end)
+                group["weight_decay"] = final["weight_decay"] * (final["K"] / group["K"])
+                for param in group["params"]:  # what low precision keeps beside the weight stands for the same weight
+                    if (y := self.optimizer.state[param].get("y")) is not None and group["K"] != old:
+                        y.copy_(to_y(y, group["K"] / old))

@@ -28,7 +28,7 @@ STORAGE = {
 
 
 class _Hyper(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_double) for name in ("grad_factor", "l2", "M", "eps", "momentum", "beta1", "beta2", "adam_eps")]
+    _fields_ = [(name, ctypes.c_double) for name in ("grad_factor", "l2", "K", "M", "eps", "momentum", "beta1", "beta2", "adam_eps")]
 
 
 class _Tensor(ctypes.Structure):
@@ -89,7 +89,6 @@ def _macros(group: dict[str, Any], dtype: torch.dtype) -> tuple[str, ...]:
         "REAL": real,
         "STORE": store,
         "CHUNK": CHUNK,
-        "K": repr(float(group["K"])),
         "EPS": int(group["eps"] > 0),
         "ADAM": int(adam),
         "AMSGRAD": int(adam and group["amsgrad"]),
@@ -116,6 +115,7 @@ def _call(
     hyper = _Hyper(
         grad_factor=grad_factor,
         l2=0.0 if decoupled else weight_decay,
+        K=group["K"],
         M=group["M"],
         eps=group["eps"],
         momentum=0.0 if adam else group["momentum"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rewa.optim.optimizer import check_nonnegative, check_settings, full
+from rewa.optim.optimizer import check_nonnegative, check_settings, full, is_identity
 from rewa.reparam import check_exponents
 
 __all__ = ["Decision", "ParamGroups", "param_groups"]
@@ -29,8 +29,8 @@ class Decision:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the parameter is reparameterized."""
-        return self.settings is not None and self.settings["K"] > 1
+        """Whether the parameter gets ReWA's step rather than the base optimizer's."""
+        return self.settings is not None and not is_identity(self.settings)
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -157,7 +157,7 @@ def param_groups(
     decisions = []
     for name, param in model.named_parameters():
         settings, reason = decide(name, param)
-        if match and settings is not None and settings["K"] > 1:
+        if match and settings is not None and not is_identity(settings):
             settings = {**settings, "match": float(full(param.detach().square().mean().sqrt()))}
         decisions.append(Decision(name=name, param=param, settings=settings, reason=reason))
     _check_all_used(rules, [decision.name for decision in decisions])

@@ -4,8 +4,8 @@
 // multiplications and the loop vectorizes:
 //   REAL        type of y and of all arithmetic: float or double
 //   STORE       type of x and g: 0 = REAL, 1 = bfloat16, 2 = float16 (1 and 2 keep y in memory, in float)
-//   K           the order; K_INT holds it again when it is whole, and is -1 otherwise
-//   M_INT       the adaptivity exponent when it is whole, else -1: then it comes with the call, for it may change at every step
+//   K_INT       the order when it is whole, else -1: then it comes with the call, for it may change at every step
+//   M_INT       the adaptivity exponent, likewise
 //   EPS         1 when eps > 0
 //   CHUNK       elements that a thread takes at a time
 //   ADAM        0: Algorithm 1 (with MOMENTUM and NESTEROV); 1: Algorithm 2 (with AMSGRAD)
@@ -59,9 +59,9 @@ static inline real int_power(real a) {
 
 // a^n for a >= 0; WHOLE is n when n is a whole number, else -1.
 template <int WHOLE>
-static inline real power(real a, double n) {
+static inline real power(real a, real n) {
     if constexpr (WHOLE >= 0) return int_power<WHOLE>(a);
-    else return real_pow(a, real(n));
+    else return real_pow(a, n);
 }
 
 constexpr int K_LESS_1 = K_INT > 0 ? K_INT - 1 : -1;
@@ -77,15 +77,16 @@ static inline real series(real r, double p, double coefficient = 1) {
 }
 
 // y = sign(x)|x|^(1/K).
-static inline real to_y(real x) {
+static inline real to_y(real x, real K_inverse) {
     real a = std::fabs(x);
     if constexpr (K_INT == 1) return x;
     if constexpr (K_INT == 2) return std::copysign(std::sqrt(a), x);
     if constexpr (K_INT == 4) return std::copysign(std::sqrt(std::sqrt(a)), x);
-    if constexpr (K_INT < 0) return std::copysign(real_pow(a, real(1.0 / K)), x);
+    if constexpr (K_INT < 0) return std::copysign(real_pow(a, K_inverse), x);
     // z ~ a^(-1/K). The bits of a, read as an integer, are a line through log2(a) (off by 0.09 at most); a cubic brings
     // back the power of two. That leaves |1 - a z^K| below 0.04, and z is corrected by the series of (1 - r)^(-1/K).
     constexpr bool single = sizeof(real) == 4;
+    constexpr double K = K_INT;
     constexpr int mantissa = single ? 23 : 52;
     constexpr double slope = -1.0 / K / double(int64_t(1) << mantissa), bias = ((single ? 127 : 1023) - 0.0430) / K;
     typedef typename std::conditional<single, int32_t, int64_t>::type integer;
@@ -111,15 +112,15 @@ static inline real to_y(real x) {
     return y + y * (r * series<1>(r, 1.0 - 1.0 / K));
 }
 
-static inline real to_x(real y) {
-    real x = y * power<K_LESS_1>(std::fabs(y), K - 1.0);
+static inline real to_x(real y, real K_less_1) {
+    real x = y * power<K_LESS_1>(std::fabs(y), K_less_1);
     return std::fabs(x) <= TINY ? real(0) : x;
 }
 
-static inline real adaptive_scale(real a, real M, real eps) {
+static inline real adaptive_scale(real a, real K_less_1, real M, real eps) {
     real scale = power<M_INT>(a, M);
 #if EPS
-    real derivative = power<K_LESS_1>(a, K - 1.0);
+    real derivative = power<K_LESS_1>(a, K_less_1);
     scale *= derivative / (derivative + eps);
 #endif
     return scale;
@@ -128,7 +129,7 @@ static inline real adaptive_scale(real a, real M, real eps) {
 struct Hyper {  // the same for every tensor of a call
     double grad_factor;  // -1 to maximize, times 1 / grad_scale
     double l2;           // weight decay added to the gradient (coupled), or 0
-    double M, eps;
+    double K, M, eps;
     double momentum;
     double beta1, beta2, adam_eps;
 };
@@ -154,19 +155,20 @@ static void step_chunk(const Tensor& t, const Hyper& h, int64_t begin, int64_t e
     real* __restrict exp_avg_sq = t.exp_avg_sq;
     real* __restrict max_exp_avg_sq = t.max_exp_avg_sq;
     const real grad_factor = real(h.grad_factor), l2 = real(h.l2), M = real(h.M), eps = real(h.eps);
+    const real K_inverse = real(1 / h.K), K_less_1 = real(h.K - 1);
     const real momentum = real(h.momentum), beta1 = real(h.beta1), beta2 = real(h.beta2), adam_eps = real(h.adam_eps);
     const real one_less_beta1 = real(1 - h.beta1), one_less_beta2 = real(1 - h.beta2);
     const real shrink = real(t.shrink), lr = real(t.lr), inv_sqrt_correction = real(1 / t.sqrt_correction);
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) {
         const real x = load(x_ptr[i]);
-        real y = to_y(x);
+        real y = to_y(x, K_inverse);
 #if STORE
         // The copy in float counts only while it still stands for x: an edit of x from outside wins.
         const real kept = y_ptr[i];
-        y = load(store(to_x(kept))) == x ? kept : y;
+        y = load(store(to_x(kept, K_less_1))) == x ? kept : y;
 #endif
-        real d = adaptive_scale(std::fabs(y), M, eps) * (grad_factor * load(grad_ptr[i])) + l2 * y;
+        real d = adaptive_scale(std::fabs(y), K_less_1, M, eps) * (grad_factor * load(grad_ptr[i])) + l2 * y;
 #if ADAM
         const real m = exp_avg[i] + one_less_beta1 * (d - exp_avg[i]);
         const real v = beta2 * exp_avg_sq[i] + one_less_beta2 * d * d;
@@ -189,7 +191,7 @@ static void step_chunk(const Tensor& t, const Hyper& h, int64_t begin, int64_t e
         y_ptr[i] = y_new;
 #endif
         // A step that leaves y where it was leaves x to the last bit, too.
-        x_ptr[i] = y_new == y ? x_ptr[i] : store(to_x(y_new));
+        x_ptr[i] = y_new == y ? x_ptr[i] : store(to_x(y_new, K_less_1));
     }
 }
 
