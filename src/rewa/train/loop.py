@@ -337,7 +337,7 @@ class _Run:
         lr = segment.plan.learning_rates[local]
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
-        torch.manual_seed(mix(self.job.seed, self.step, self.world.rank, NOISE))
+        self._seed_noise()
         method.before_forward(local)
         self.optimizer.zero_grad()
         parts = list(zip(*(self.numeric.place(tensor).chunk(recipe.accumulate) for tensor in batch), strict=True))
@@ -364,6 +364,14 @@ class _Run:
             self._check_finite(float(self.totals[0]))
         self.watch.step(self.step, loss.detach())
         return lr
+
+    def _seed_noise(self) -> None:
+        """What a method or a layer draws in this step is a function of the seed, the step and the process."""
+        number = mix(self.job.seed, self.step, self.world.rank, NOISE)
+        if self.world.device.type == "cpu":
+            torch.default_generator.manual_seed(number)  # torch.manual_seed looks for GPUs each time: a third of a millisecond
+        else:
+            torch.manual_seed(number)
 
     def _overflowed(self) -> bool:
         """Whether float16 gradients were infinite, and the optimizer's step was left out."""
