@@ -156,8 +156,9 @@ class AnnealedReWA(ReWA):
     def optimizer(self, model: nn.Module) -> Optimizer:
         """As for ReWA, with matched steps on SGD; Adam's size of a step is its own."""
         made = super().optimizer(model)
-        window = {"K_start": self.K_start, "M_start": self.M_start, "begin": self.begin, "end": self.end}
-        self.annealing = Annealing(made, self.plan.steps, **window)
+        self.annealing = Annealing(
+            made, self.plan.steps, K_start=self.K_start, M_start=self.M_start, begin=self.begin, end=self.end
+        )
         return made
 
     def before_forward(self, step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,7 +13,9 @@ from typing import Any, ClassVar
 
 from rewa import report
 from rewa.experiments import deployed, shrinkage
+from rewa.experiments.deployed import Deployed, has_weights
 from rewa.experiments.result import How, Result
+from rewa.experiments.shrinkage import Shrinkage
 from rewa.files import write_atomically
 from rewa.record import provenance
 from rewa.report import Comparison, Run
@@ -20,6 +23,8 @@ from rewa.train.job import Job, load_data
 from rewa.train.sweep import Sweep, run_jobs
 
 __all__ = ["SweepResult", "repeated"]
+
+MODELS = "models.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +35,14 @@ class SweepResult(Result):
         sweep: What is trained.
         table: Compressions for which the first seed's runs decide, on validation data, which strengths the other seeds repeat,
             see :func:`repeated`. Empty for all strengths with all seeds.
+        within: How far behind the best a method may be, at the compression where it comes closest, to be repeated at all.
     """
 
     trains_networks: ClassVar[bool] = True
 
     sweep: Sweep
     table: tuple[float, ...] = ()
+    within: float = math.inf
 
     def run(self, out: Path, how: How) -> list[Path]:
         """Train what is not trained yet, in ``out/runs``, and write the report.
@@ -57,7 +64,7 @@ class SweepResult(Result):
                 do(first)
                 done = {job.folder_name for job in first}
                 comparison = _only(runs, [run for run in report.read([runs]) if run.folder.name in done])
-                jobs = [*first, *repeated(comparison, first, self.table, self.sweep.seeds)]
+                jobs = [*first, *repeated(comparison, first, self.table, self.sweep.seeds, self.within)]
             do(jobs)
         if self.table:
             self._measure(out, how)
@@ -66,22 +73,24 @@ class SweepResult(Result):
     def _measure(self, out: Path, how: How) -> None:
         """What takes the weights of the runs, for which records do not suffice: bytes, latency, and how far ReWA's shrank.
 
-        Where weights are missing, what was measured before is kept.
+        What was measured before is kept, and what has no weights any more is left out.
         """
         comparison = _only(out / "runs", report.read([out / "runs"]))
-        cells = [entry.table[each] for entry in comparison.entries for each in self.table if each in entry.table]
+        measured = _models(out)
         shrunk = [run for run in comparison.runs if run.finished and run.method == "rewa" and run.strength and run.seed == 0]
-        needed = [*(cell.choices[0].run for cell in cells), *shrunk]
-        if not all((run.folder / "trained.safetensors").exists() for run in needed):
-            return
         recipe, data = self.sweep.recipe, load_data(self.sweep.recipe, how.root, how.download)
         how.progress.stage("bytes and latency of the models", len(comparison.entries) * len(self.table) + len(shrunk))
-        rows = deployed.deploy_cells(comparison, self.table, recipe, data, how.progress.advance)
-        record: dict[str, Any] = {**provenance(), "deployed": [asdict(row) for row in rows], "shrinkage": []}
+        cells = deployed.deploy_cells(comparison, self.table, recipe, data, measured.deployed, how.progress.advance)
+        known, rows = {row.run: row for row in measured.shrinkage}, []
         for run in shrunk:
-            record["shrinkage"].append(asdict(shrinkage.shrinkage(run, recipe, data)))
+            if run.name in known:
+                rows.append(known[run.name])
+            elif has_weights(run):
+                rows.append(shrinkage.shrinkage(run, recipe, data))
             how.progress.advance()
-        write_atomically(out / "models.json", json.dumps(record, indent=1, allow_nan=False))
+        if cells or rows:
+            record = {**provenance(), "deployed": [asdict(row) for row in cells], "shrinkage": [asdict(row) for row in rows]}
+            write_atomically(out / MODELS, json.dumps(record, indent=1, allow_nan=False))
 
     def write(self, out: Path) -> list[Path]:
         """Write the report of the runs in ``out/runs``, and the numbers behind every cell of its tables.
@@ -101,23 +110,38 @@ class SweepResult(Result):
             "comparisons": [_numbers(comparison) for comparison in report.compare(found)],
         }
         write_atomically(out / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False))
-        models = out / "models.json"
+        measured = _models(out)
         lines = [report.to_markdown(found)]
-        if models.exists():
-            paths.append(models)
-            measured = json.loads(models.read_text())
+        if measured.deployed:
+            paths.append(out / MODELS)
             lines += [
                 "Packed file of the model of each cell, first seed, and how many times as fast as the dense network it runs:",
                 "",
             ]
-            lines += [*deployed.to_markdown([deployed.Deployed(**row) for row in measured["deployed"]]), ""]
+            lines += [*deployed.to_markdown(measured.deployed), ""]
+        if measured.shrinkage:
             lines += [
                 "How far ReWA's weights shrank, as natural logarithms: predicted for one without gradient, and measured:",
                 "",
             ]
-            lines += [*shrinkage.to_markdown([shrinkage.Shrinkage(**row) for row in measured["shrinkage"]]), ""]
+            lines += [*shrinkage.to_markdown(measured.shrinkage), ""]
         write_atomically(out / "table.md", "\n".join(lines))
         return [*paths, out / "numbers.json", out / "table.md"]
+
+
+@dataclass(frozen=True)
+class _Models:
+    """What was measured on the models of a result."""
+
+    deployed: list[Deployed]
+    shrinkage: list[Shrinkage]
+
+
+def _models(out: Path) -> _Models:
+    """What ``models.json`` holds, nothing if it is not there."""
+    path = out / MODELS
+    found = json.loads(path.read_text()) if path.exists() else {"deployed": [], "shrinkage": []}
+    return _Models([Deployed(**row) for row in found["deployed"]], [Shrinkage(**row) for row in found["shrinkage"]])
 
 
 def _only(folder: Path, runs: Sequence[Run]) -> Comparison:
@@ -163,8 +187,12 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
     return {"title": comparison.title, "metric": comparison.metric, "weights": weights, "cells": rows, "deployed": smallest}
 
 
-def repeated(comparison: Comparison, first: Sequence[Job], compressions: Sequence[float], seeds: int) -> list[Job]:
+def repeated(
+    comparison: Comparison, first: Sequence[Job], compressions: Sequence[float], seeds: int, within: float = math.inf
+) -> list[Job]:
     """The runs of the further seeds: those that the first seed's validation data chose for one of the compressions.
+
+    A method is repeated with all of them or not at all: with some only, its further seeds would have less to choose from.
 
     Seed by seed, and in each seed the methods first that come closest to the best one at any of the compressions: where
     time runs out, it is the contest for the front that has been repeated.
@@ -174,6 +202,7 @@ def repeated(comparison: Comparison, first: Sequence[Job], compressions: Sequenc
         first: Those.
         compressions: What counts.
         seeds: How many, the first among them.
+        within: Methods that are further behind the best at every compression are not repeated.
     """
     by_name = {job.folder_name: job for job in first}
     best: dict[float, float] = {}
@@ -188,7 +217,8 @@ def repeated(comparison: Comparison, first: Sequence[Job], compressions: Sequenc
                 chosen.append((entry.label, compression, choice.run.folder.name, worth))
     behind: dict[str, float] = {}
     for label, compression, _, worth in chosen:
-        behind[label] = min(behind.get(label, float("inf")), best[compression] - worth)
+        behind[label] = min(behind.get(label, math.inf), best[compression] - worth)
+    chosen = [one for one in chosen if behind[one[0]] <= within]
     order = sorted(chosen, key=lambda one: (behind[one[0]], one[0]))
     jobs = [by_name[name] for name in dict.fromkeys(name for _, _, name, _ in order)]
     return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for job in jobs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from rewa.inference import accelerate, median_ms
 from rewa.packed import save_packed
-from rewa.report import Comparison
+from rewa.report import Comparison, Run
 from rewa.report.tables import Choice
 from rewa.report.text import markdown_table, ratio, size
 from rewa.surgery import shrink
@@ -21,8 +21,9 @@ from rewa.train.evaluate import calibration, cut_at
 from rewa.train.job import build_model
 from rewa.train.recipes import Recipe
 
-__all__ = ["Deployed", "deploy", "deploy_cells", "to_markdown"]
+__all__ = ["Deployed", "deploy", "deploy_cells", "has_weights", "to_markdown"]
 
+TRAINED = "trained.safetensors"
 BATCH = 1  # inputs at a time: latency, not throughput
 
 
@@ -40,7 +41,7 @@ class Deployed:
     dense_ms: float
 
 
-def deploy(choice: Choice, recipe: Recipe, data: Data, *, rounds: int = 25) -> dict[str, float]:
+def deploy(choice: Choice, recipe: Recipe, data: Data, *, rounds: int = 25) -> dict[str, Any]:
     """Bytes and milliseconds of one model, beside those of the same network before the cut.
 
     Args:
@@ -52,7 +53,7 @@ def deploy(choice: Choice, recipe: Recipe, data: Data, *, rounds: int = 25) -> d
     from safetensors.torch import load_file
 
     dense = build_model(recipe, data)
-    dense.load_state_dict(load_file(choice.run.folder / "trained.safetensors"))
+    dense.load_state_dict(load_file(choice.run.folder / TRAINED))
     batches = calibration(data, recipe, choice.run.seed, recipe.batch_size)
     model = cut_at(dense, choice.point.threshold, [inputs for inputs, _ in batches]).eval()
     x = torch.randn(BATCH, *data.example_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
@@ -67,11 +68,21 @@ def deploy(choice: Choice, recipe: Recipe, data: Data, *, rounds: int = 25) -> d
     return {"file_bytes": file_bytes, "dense_bytes": dense_bytes, "ms": ms, "dense_ms": dense_ms}
 
 
+def has_weights(run: Run) -> bool:
+    """Whether the folder of a run still holds what was trained; the records of a result are kept longer.
+
+    Args:
+        run: The run.
+    """
+    return (run.folder / TRAINED).exists()
+
+
 def deploy_cells(
     comparison: Comparison,
     compressions: Sequence[float],
     recipe: Recipe,
     data: Data,
+    before: Sequence[Deployed] = (),
     tick: Callable[[], None] = lambda: None,
 ) -> list[Deployed]:
     """The first seed's model of every cell; what stands in several cells is measured once.
@@ -81,18 +92,22 @@ def deploy_cells(
         compressions: Columns of its table.
         recipe: The recipe of its runs.
         data: Their data.
+        before: What was measured earlier, and is not measured again. A model that is not there, and has no weights any more,
+            is left out.
         tick: Called after each cell.
     """
-    known: dict[tuple[str, float], dict[str, Any]] = {}
+    known = {(row.run, row.threshold): row for row in before}
     rows = []
     for entry in comparison.entries:
         for compression in compressions:
             if cell := entry.table.get(compression):
                 choice = cell.choices[0]
                 key = choice.run.name, choice.point.threshold
-                if key not in known:
-                    known[key] = deploy(choice, recipe, data)
-                rows.append(Deployed(method=entry.label, compression=compression, run=key[0], threshold=key[1], **known[key]))
+                if key not in known and has_weights(choice.run):
+                    found = deploy(choice, recipe, data)
+                    known[key] = Deployed(method=entry.label, compression=compression, run=key[0], threshold=key[1], **found)
+                if key in known:
+                    rows.append(replace(known[key], method=entry.label, compression=compression))
             tick()
     return rows
 

@@ -28,7 +28,9 @@ STORAGE = {
 
 
 class _Hyper(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_double) for name in ("grad_factor", "l2", "K", "M", "eps", "momentum", "beta1", "beta2", "adam_eps")]
+    _fields_ = [
+        (name, ctypes.c_double) for name in ("grad_factor", "l2", "K", "M", "eps", "momentum", "beta1", "beta2", "adam_eps")
+    ]
 
 
 class _Tensor(ctypes.Structure):

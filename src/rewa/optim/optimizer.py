@@ -9,7 +9,7 @@ in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ def check_settings(group: dict[str, Any]) -> None:
     check_exponents(group["K"], group["M"], group["eps"])
 
 
-def is_identity(group: dict[str, Any]) -> bool:
+def is_identity(group: Mapping[str, Any]) -> bool:
     """Whether the group's setting is torch's own optimizer: x = y, a scale of one, and no decay that torch does not have."""
     return bool(group["K"] == 1 and group["M"] == 0 and group["eps"] == 0 and not group.get("decoupled", False))
 
