@@ -95,6 +95,29 @@ def test_further_seeds_repeat_what_validation_chose(tmp_path):
     SweepResult(line="narrowed", sweep=sweep, table=(2, 20)).run(tmp_path, How(trained=True))
     assert (tmp_path / "models.json").read_text() == measured
     assert json.loads((tmp_path / "numbers.json").read_text())["comparisons"] == cells
+    assert "Packed file" in (tmp_path / "table.md").read_text()
+
+
+def test_only_what_has_weights_is_measured(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(2,))
+    result = SweepResult(line="two", sweep=Sweep(recipe=recipe, methods=("l1", "rewa"), strengths=(1e-3,), seeds=1), table=(2,))
+    result.run(tmp_path, How(workers=2))
+    models = tmp_path / "models.json"
+    before = json.loads(models.read_text())
+    assert [row["method"] for row in before["deployed"]] == ["l1", "rewa"]
+    for path in tmp_path.glob("runs/*-l1-*/trained.safetensors"):
+        path.unlink()
+    before["deployed"] = [{**row, "ms": 123.0} for row in before["deployed"] if row["method"] == "rewa"]
+    models.write_text(json.dumps(before))
+    result.run(tmp_path, How(trained=True))
+    assert json.loads(models.read_text())["deployed"] == before["deployed"], "kept as it was, and nothing for l1"
+    models.unlink()
+    for path in tmp_path.glob("runs/*/trained.safetensors"):
+        path.unlink()
+    result.run(tmp_path, How(trained=True))
+    assert not models.exists()
+    assert "Packed file" not in (tmp_path / "table.md").read_text()
 
 
 def test_how_far_weights_shrank_is_measured_beside_the_prediction(tmp_path):
@@ -162,3 +185,6 @@ def test_the_contest_for_the_front_is_repeated_first(tmp_path):
     again = repeated(comparison, jobs, (1, 10), 3)
     order = ("dense", "rewa", "l1", "spred")
     assert [(job.seed, job.method.label) for job in again] == [(seed, label) for seed in (1, 2) for label in order]
+    # What is more than a point and a half behind everywhere is not repeated.
+    again = repeated(comparison, jobs, (1, 10), 2, within=1.5)
+    assert [job.method.label for job in again] == ["dense", "rewa", "l1"]
