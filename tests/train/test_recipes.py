@@ -114,6 +114,10 @@ def test_settings_of_the_method_below_are_set_too():
     assert (method.on.M, method.beta, method.on.strength) == (1.0, 0.1, 0.5)
     _, method = override(DIGITS, HAM(on=RigL()), ["alpha=0.25"])
     assert (method.alpha, method.on.alpha) == (0.25, RigL.alpha), "of two with one name it is the upper one's"
+    _, method = override(DIGITS, HAM(on=RigL()), ["on.alpha=0.25"])
+    assert (method.alpha, method.on.alpha) == (HAM.alpha, 0.25), "and this way the lower one's"
+    with pytest.raises(ValueError, match=r"no setting 'on\.strength'"):
+        override(DIGITS, make("rewa+rigl"), ["on.strength=0.1"])
     with pytest.raises(ValueError, match="no setting 'K'"):
         override(DIGITS, make("rigl"), ["K=3"])
     with pytest.raises(ValueError, match="no setting 'on'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rewa.experiments.ablations import CIFAR10_ABLATIONS, FASHION_MNIST_ABLATIONS
 from rewa.experiments.cifar10 import CIFAR10_CPU
 from rewa.experiments.digits import DIGITS, DIGITS_METHODS
 from rewa.experiments.fashion_mnist import FASHION_MNIST
@@ -29,7 +30,9 @@ RESULTS: dict[str, Result] = {
     "logistic": LOGISTIC,
     "maps": MAPS,
     "cifar10-cpu": CIFAR10_CPU,
+    "cifar10-ablations": CIFAR10_ABLATIONS,
     "fashion-mnist": FASHION_MNIST,
+    "fashion-mnist-ablations": FASHION_MNIST_ABLATIONS,
     "digits": DIGITS,
     "digits-methods": DIGITS_METHODS,
 }

@@ -17,6 +17,7 @@ from rewa.schedules import learning_rates
 
 __all__ = ["RECIPES", "Recipe", "override", "recipe", "setting_names"]
 
+BELOW = "on."  # before a setting of the method below that the one above has, too
 COMPRESSIONS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100, 150, 200, 300, 500)
 
 
@@ -327,7 +328,8 @@ def override(recipe: Recipe, method: Method, changes: Iterable[str]) -> tuple[Re
     Args:
         recipe: The recipe.
         method: The method.
-        changes: Such as ``"epochs=5"``, ``"K=3"`` or ``"hidden=300,100"``; ``none`` unsets what may be None.
+        changes: Such as ``"epochs=5"``, ``"K=3"`` or ``"hidden=300,100"``; ``none`` unsets what may be None. Where a method
+            stands on another that has a setting of the same name, ``"on.begin=0.3"`` is the other's.
 
     Example:
         >>> from rewa.baselines.rewa import ReWA
@@ -348,15 +350,16 @@ def override(recipe: Recipe, method: Method, changes: Iterable[str]) -> tuple[Re
         values[key] = _parse(key, text.strip(), kinds[key])
     of_recipe, of_method, below = ({key: value for key, value in values.items() if key in part} for part in parts)
     if isinstance(method, On) and below:
-        of_method["on"] = dataclasses.replace(method.on, **below)
+        of_method["on"] = dataclasses.replace(method.on, **{key.removeprefix(BELOW): value for key, value in below.items()})
     return dataclasses.replace(recipe, **of_recipe), dataclasses.replace(method, **of_method)
 
 
 def _settings(recipe: Recipe, method: Method) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Settings and their types: of the recipe, of the method, and of the one below it, where they are not the upper one's."""
+    """Settings and their types: of the recipe, of the method, and of the one below it, with a prefix for taken names."""
     of_recipe, of_method = _types(type(recipe), {"name", "line"}), _types(type(method), {"on"})
-    below = _types(type(method.on), {"on", *of_recipe, *of_method}) if isinstance(method, On) else {}
-    return of_recipe, of_method, below
+    below = _types(type(method.on), {"on", "strength"}) if isinstance(method, On) else {}
+    taken = {*of_recipe, *of_method}
+    return of_recipe, of_method, {BELOW + key if key in taken else key: kind for key, kind in below.items()}
 
 
 def _types(kind: type, hidden: set[str]) -> dict[str, Any]:
