@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rewa import report
-from rewa.experiments import deployed, shrinkage
+from rewa.experiments import deployed, shrinkage, standings
 from rewa.experiments.deployed import Deployed, has_weights
 from rewa.experiments.result import How, Result
 from rewa.experiments.shrinkage import Shrinkage
@@ -36,6 +36,7 @@ class SweepResult(Result):
         table: Compressions for which the first seed's runs decide, on validation data, which strengths the other seeds repeat,
             see :func:`repeated`. Empty for all strengths with all seeds.
         within: How far behind the best a method may be, at the compression where it comes closest, to be repeated at all.
+        judged_on: What the first table shows: ``"test"``, or ``"validation"`` where the comparison is itself a choice.
     """
 
     trains_networks: ClassVar[bool] = True
@@ -43,6 +44,7 @@ class SweepResult(Result):
     sweep: Sweep
     table: tuple[float, ...] = ()
     within: float = math.inf
+    judged_on: str = "test"
 
     def run(self, out: Path, how: How) -> list[Path]:
         """Train what is not trained yet, in ``out/runs``, and write the report.
@@ -110,8 +112,15 @@ class SweepResult(Result):
             "comparisons": [_numbers(comparison) for comparison in report.compare(found)],
         }
         write_atomically(out / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False))
-        measured = _models(out)
-        lines = [report.to_markdown(found)]
+        measured, lines = _models(out), []
+        if self.table:
+            comparison = _only(runs, found)
+            lines += [f"{self.judged_on.capitalize()} accuracy, %, mean ± standard deviation over the seeds:", ""]
+            lines += [*standings.standings(comparison, self.table, self.judged_on), ""]
+            if self.judged_on == "test":
+                lines += ["The best ReWA and the best of the others, each the best by its mean on validation images:", ""]
+                lines += [*standings.leads(comparison, self.table), ""]
+        lines.append(report.to_markdown(found))
         if measured.deployed:
             paths.append(out / MODELS)
             lines += [

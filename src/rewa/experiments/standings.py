@@ -1,0 +1,82 @@
+"""Who leads a comparison: every method at the compressions that count, and how far ReWA is ahead of the others there."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rewa.report import Comparison
+from rewa.report.tables import Cell, Entry
+from rewa.report.text import markdown_table, ratio
+
+__all__ = ["leads", "standings"]
+
+
+def standings(comparison: Comparison, compressions: Sequence[float], split: str = "test") -> list[str]:
+    """The lines of a table: mean and standard deviation over the seeds, for each method and compression.
+
+    Args:
+        comparison: The comparison.
+        compressions: The columns.
+        split: ``"test"``, or ``"validation"`` for what is itself a choice.
+    """
+    rows = []
+    for entry in comparison.entries:
+        cells = [entry.table.get(each) for each in compressions]
+        rows.append([entry.label, str(len(entry.seeds)), *(_spread(_scores(cell, split)) if cell else "" for cell in cells)])
+    return markdown_table(["method", "seeds", *map(ratio, compressions)], rows)
+
+
+def leads(comparison: Comparison, compressions: Sequence[float]) -> list[str]:
+    """The lines of a table: the best ReWA and the best of the others at each compression, and their difference.
+
+    Both are the best by their mean on validation data, so that the difference on test data is not that of two maxima. It is
+    taken seed by seed, over the seeds that both have: the seed decides the first weights and the order of the data.
+
+    Args:
+        comparison: The comparison.
+        compressions: The rows.
+    """
+    rows = []
+    for each in compressions:
+        there = [(entry, entry.table[each]) for entry in comparison.entries if each in entry.table]
+        ours, others = (
+            max(
+                (pair for pair in there if _is_rewa(pair[0]) is rewa),
+                key=lambda pair: _sign(comparison) * statistics.fmean(_scores(pair[1], "validation").values()),
+                default=None,
+            )
+            for rewa in (True, False)
+        )
+        if ours is None or others is None:
+            continue
+        (our_entry, our_cell), (other_entry, other_cell) = ours, others
+        our_scores, other_scores = _scores(our_cell, "test"), _scores(other_cell, "test")
+        shared = sorted(our_scores.keys() & other_scores.keys())
+        lead = {seed: _sign(comparison) * (our_scores[seed] - other_scores[seed]) for seed in shared}
+        ahead = sum(value > 0 for value in lead.values())
+        rows.append([ratio(each), our_entry.label, _spread(our_scores), other_entry.label, _spread(other_scores)])
+        rows[-1] += [_spread(lead, signed=True), f"{ahead} of {len(lead)}"]
+    header = ["", "best ReWA", "test", "best other", "test", "lead, seed by seed", "seeds ahead"]
+    return markdown_table(header, rows)
+
+
+def _is_rewa(entry: Entry) -> bool:
+    return any(part.startswith("rewa") for part in entry.method.split("+"))
+
+
+def _sign(comparison: Comparison) -> int:
+    return 1 if comparison.better == "high" else -1
+
+
+def _scores(cell: Cell, split: str) -> dict[int, float]:
+    """The metric of a cell's choices, by seed."""
+    if split == "test":
+        return {choice.run.seed: choice.test for choice in cell.choices}
+    return {choice.run.seed: choice.point.validation(choice.run.metric) for choice in cell.choices}
+
+
+def _spread(scores: dict[int, float], signed: bool = False) -> str:
+    values = list(scores.values())
+    mean = f"{statistics.fmean(values):{'+' if signed else ''}.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
