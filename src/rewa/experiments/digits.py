@@ -1,4 +1,4 @@
-"""The comparisons on digits: the README's table, and the table of all methods."""
+"""The comparisons on digits: the demo's, and the table of all methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rewa.train.sweep import Sweep
 __all__ = ["DIGITS", "DIGITS_METHODS"]
 
 DIGITS = SweepResult(
-    line="dense, l1 and ReWA on digits: the README's table and curve, in a minute or two",
+    line="dense, l1 and ReWA on digits: what the demo shows, in a minute or two",
     sweep=Sweep(recipe=RECIPES["digits"], methods=("dense", "l1", "rewa"), seeds=3),
 )
 DIGITS_METHODS = SweepResult(
