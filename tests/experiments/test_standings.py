@@ -67,9 +67,10 @@ def test_validation_data_choose_who_is_compared():
     assert row == ["10x", "rewa+gmp", "84.50 ± 0.71", "gmp", "82.50 ± 0.71", "+2.00 ± 1.41", "2 of 2"]
 
 
-def test_only_seeds_that_both_have_are_compared():
-    (row,) = body(leads(comparison(gmp=((84.0, 84.0), (83.0, 82.0)), rewa=((85.0,), (82.5,))), (10.0,)))
-    assert row[-2:] == ["-0.50", "0 of 1"]
+def test_a_method_with_fewer_seeds_takes_no_part():
+    lucky = comparison(**METHODS, scad=((99.0,), (99.0,)))
+    lucky.entries[-1].seeds = (0,)
+    assert leads(lucky, (10.0,)) == leads(comparison(**METHODS), (10.0,))
 
 
 def test_a_low_loss_leads():

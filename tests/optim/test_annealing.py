@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -53,7 +55,7 @@ def test_up_to_the_beginning_it_is_plain_sgd():
         optimizer.step()
         annealing.step()
         sgd.step()
-    assert torch.equal(ours, torchs)
+    torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-14)
 
 
 def test_what_low_precision_keeps_follows_K():
@@ -69,6 +71,44 @@ def test_what_low_precision_keeps_follows_K():
             annealing.step()
     assert (x - fine).min() > 0.02
     torch.testing.assert_close(coarse.float(), fine, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("stop", [3, 25, 70])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_low_precision_from_plain_sgd_resumes_alike(implementation, stop):
+    """While K is 1 the weight, its momentum and what is kept beside it are already those of the later steps."""
+
+    def made(x):
+        param = nn.Parameter(x.clone())
+        setting = {"lr": 1e-4, "K": 2, "M": 1, "momentum": 0.9, "weight_decay": 0.05}
+        optimizer = rewa.ReWASGD([param], **setting, **IMPLEMENTATIONS[implementation])
+        return param, optimizer, rewa.Annealing(optimizer, 200)
+
+    def advance(param, optimizer, annealing, count):
+        for _ in range(count):
+            param.grad = torch.full_like(param, 0.25)
+            optimizer.step()
+            annealing.step()
+
+    x = torch.linspace(0.3, 1, 50, dtype=torch.bfloat16)
+    fine, coarse = made(x.float()), made(x)
+    advance(*fine, 200)
+    advance(*coarse, stop)
+    resumed = made(coarse[0].detach())
+    resumed[1].load_state_dict(copy.deepcopy(coarse[1].state_dict()))  # torch would share the tensors
+    resumed[2].load_state_dict(coarse[2].state_dict())
+    for run in (coarse, resumed):
+        advance(*run, 200 - stop)
+    assert (x - fine[0]).min() > 0.01, "a weight moves by more than bfloat16's resolution"
+    torch.testing.assert_close(coarse[0].float(), fine[0], rtol=2**-8, atol=0)
+    assert torch.equal(resumed[0], coarse[0])
+
+
+def test_nothing_is_left_in_the_optimizers_state():
+    """torch.distributed.checkpoint fills an empty state before it loads, and takes an entry without tensors for a full one."""
+    optimizer = rewa.ReWASGD([nn.Parameter(torch.ones(3))], **SETTING)
+    rewa.Annealing(optimizer, 10).step()
+    assert not optimizer.state
 
 
 def test_the_fused_kernel_is_not_compiled_again_for_every_exponent():
@@ -121,6 +161,26 @@ def test_only_sparse_groups_are_annealed():
     for _ in range(5):
         annealing.step()
     assert [(group["K"], group["M"]) for group in optimizer.param_groups] == [(3, 2), (1, 0)]
+
+
+def test_plain_groups_stay_plain_with_decoupled_decay():
+    optimizer = rewa.ReWASGD(rewa.param_groups(nn.Linear(8, 4), K=3, M=2), lr=0.1, decoupled=True)
+    rewa.Annealing(optimizer, 10, K_start=2.0, M_start=0.5)
+    assert [(group["K"], group["M"]) for group in optimizer.param_groups] == [(2, 0.5), (1, 0)]
+
+
+def test_what_cannot_be_annealed_is_named():
+    param = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=r"^SGD has no K, M in its groups: give a ReWASGD"):
+        rewa.Annealing(torch.optim.SGD([param], lr=0.1), 10)
+    with pytest.raises(ValueError, match="no group of the optimizer can be annealed"):
+        rewa.Annealing(rewa.ReWASGD([param], lr=0.1, K=1, M=0), 10)
+    optimizer = rewa.ReWASGD([param], **SETTING)
+    saved = optimizer.state_dict()
+    annealing = rewa.Annealing(optimizer, 10)
+    optimizer.load_state_dict(saved)
+    with pytest.raises(ValueError, match="make the Annealing anew"):
+        annealing.step()
 
 
 @pytest.mark.parametrize(

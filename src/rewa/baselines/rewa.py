@@ -163,7 +163,7 @@ class AnnealedReWA(ReWA):
 
     def before_forward(self, step: int) -> None:
         """Move K and M to their values at this step."""
-        self.annealing.load_state_dict({"done": step})
+        self.annealing.at(step)
 
 
 @dataclass(kw_only=True)

@@ -36,7 +36,7 @@ def _ablations(recipe: Recipe, line: str) -> SweepResult:
             ),
             seeds=3,
         ),
-        table=(50.0, 100.0),
+        table=(50.0,),
         judged_on="validation",
     )
 

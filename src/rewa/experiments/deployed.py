@@ -34,6 +34,7 @@ class Deployed:
     method: str
     compression: float
     run: str
+    commit: str  # of the run
     threshold: float
     file_bytes: int
     dense_bytes: int
@@ -96,16 +97,16 @@ def deploy_cells(
             is left out.
         tick: Called after each cell.
     """
-    known = {(row.run, row.threshold): row for row in before}
+    known = {(row.run, row.commit, row.threshold): row for row in before}
     rows = []
     for entry in comparison.entries:
         for compression in compressions:
             if cell := entry.table.get(compression):
                 choice = cell.choices[0]
-                key = choice.run.name, choice.point.threshold
+                key = choice.run.name, choice.run.commit, choice.point.threshold
                 if key not in known and has_weights(choice.run):
-                    found = deploy(choice, recipe, data)
-                    known[key] = Deployed(method=entry.label, compression=compression, run=key[0], threshold=key[1], **found)
+                    named = {"run": key[0], "commit": key[1], "threshold": key[2], **deploy(choice, recipe, data)}
+                    known[key] = Deployed(method=entry.label, compression=compression, **named)
                 if key in known:
                     rows.append(replace(known[key], method=entry.label, compression=compression))
             tick()

@@ -1,4 +1,4 @@
-"""The quick twin of the comparison on CIFAR-10: the same figure in minutes, on Fashion-MNIST with LeNet-300-100."""
+"""The quick twin of the comparison on CIFAR-10: the same figure in an hour, on Fashion-MNIST with LeNet-300-100."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rewa.experiments.deployed import TRAINED
 from rewa.report import Run
 from rewa.report.text import markdown_table
 from rewa.sparsity import prunable
@@ -24,6 +25,7 @@ class Shrinkage:
     """How many times, as a natural logarithm, the weights of a run shrank; the prediction is for one without gradient."""
 
     run: str
+    commit: str  # of the run
     weight_decay: float
     predicted: float
     lower: float  # a tenth of the weights shrank less
@@ -43,13 +45,14 @@ def shrinkage(run: Run, recipe: Recipe, data: Data) -> Shrinkage:
 
     assert run.strength is not None
     first = prunable(new_model(recipe, data, run.seed))
-    last = load_file(run.folder / "trained.safetensors")
+    last = load_file(run.folder / TRAINED)
     ratios = torch.cat([(x.detach().abs() / last[name].abs()).log().flatten() for name, x in first.items()])
     known = ratios[~ratios.isnan()].numpy()  # zero over zero is not
     lower, median, upper = (float(value) for value in np.quantile(known, (0.1, 0.5, 0.9)))
     rates = recipe.plan(data.steps_per_epoch(recipe.batch_size)).learning_rates
     budget = decay_budget(rates, K=float(run.settings["K"]), weight_decay=run.strength, momentum=recipe.momentum)
-    return Shrinkage(run=run.name, weight_decay=run.strength, predicted=budget, lower=lower, median=median, upper=upper)
+    quantiles = {"lower": lower, "median": median, "upper": upper}
+    return Shrinkage(run=run.name, commit=run.commit, weight_decay=run.strength, predicted=budget, **quantiles)
 
 
 def to_markdown(rows: Sequence[Shrinkage]) -> list[str]:

@@ -31,15 +31,18 @@ def leads(comparison: Comparison, compressions: Sequence[float]) -> list[str]:
     """The lines of a table: the best ReWA and the best of the others at each compression, and their difference.
 
     Both are the best by their mean on validation data, so that the difference on test data is not that of two maxima. It is
-    taken seed by seed, over the seeds that both have: the seed decides the first weights and the order of the data.
+    taken seed by seed: the seed decides the first weights and the order of the data. Methods with fewer seeds than
+    others do not take part.
 
     Args:
         comparison: The comparison.
         compressions: The rows.
     """
+    most = max((len(entry.seeds) for entry in comparison.entries), default=0)
+    repeated = [entry for entry in comparison.entries if len(entry.seeds) == most]
     rows = []
     for each in compressions:
-        there = [(entry, entry.table[each]) for entry in comparison.entries if each in entry.table]
+        there = [(entry, entry.table[each]) for entry in repeated if each in entry.table]
         ours, others = (
             max(
                 (pair for pair in there if _is_rewa(pair[0]) is rewa),

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from rewa.optim.optimizer import is_identity
 from rewa.reparam import check_exponents, to_y
 
 __all__ = ["Annealing", "annealed"]
+
+MOVED = ("K", "M", "weight_decay")
 
 
 def annealed(start: float, final: float, share: float, *, begin: float, end: float) -> float:
@@ -41,7 +42,8 @@ class Annealing:
     The decay of y changes with K such that a weight without gradient shrinks as fast at any time: ``K * weight_decay`` stays
     what it is in the end.
 
-    Call :meth:`step` after each step of the optimizer, as with torch's learning-rate schedulers.
+    Call :meth:`step` after each step of the optimizer, as with torch's learning-rate schedulers. It sets ``K``, ``M`` and
+    ``weight_decay`` of the groups at every step; what they end at is what the groups had when the first annealing was made.
 
     Args:
         optimizer: A :class:`rewa.ReWASGD` or :class:`rewa.ReWAAdamW`.
@@ -83,14 +85,43 @@ class Annealing:
         self.optimizer, self.steps, self.K_start, self.M_start = optimizer, steps, K_start, M_start
         self.begin, self.end, self.done = begin, end, 0
         for group in optimizer.param_groups:
-            if not is_identity(group):
-                group.setdefault("annealed_to", {key: group[key] for key in ("K", "M", "weight_decay")})
-        self._set()
+            if missing := [key for key in MOVED if key not in group]:
+                raise ValueError(
+                    f"{type(optimizer).__name__} has no {', '.join(missing)} in its groups: give a ReWASGD or a ReWAAdamW"
+                )
+            if (group["K"], group["M"]) != (1, 0):
+                group.setdefault("annealed_to", {key: group[key] for key in MOVED})
+        self.at(0)
 
     def step(self) -> None:
         """Go on by one step."""
-        self.done += 1
-        self._set()
+        self.at(self.done + 1)
+
+    def at(self, done: int) -> None:
+        """Go to any step.
+
+        Args:
+            done: Steps that the optimizer has made.
+        """
+        self.done = done
+        share = min(1.0, done / self.steps)
+        groups = [group for group in self.optimizer.param_groups if "annealed_to" in group]
+        if not groups:
+            raise ValueError(
+                "no group of the optimizer can be annealed: give groups with K > 1 or M > 0; after loading a state saved "
+                "without annealing, make the Annealing anew"
+            )
+        for group in groups:
+            final = group["annealed_to"]
+            group["M"] = annealed(self.M_start, final["M"], share, begin=self.begin, end=self.end)
+            if self.K_start is not None:
+                old = group["K"]
+                group["K"] = annealed(self.K_start, final["K"], share, begin=self.begin, end=self.end)
+                group["weight_decay"] = final["weight_decay"] * (final["K"] / group["K"])
+                for param in group["params"]:  # what low precision keeps beside the weight stands for the same weight
+                    y = self.optimizer.state.get(param, {}).get("y")
+                    if y is not None and group["K"] != old:
+                        y.copy_(to_y(y, group["K"] / old))
 
     def state_dict(self) -> dict[str, Any]:
         """How far it is; the groups of the optimizer hold the rest."""
@@ -102,20 +133,4 @@ class Annealing:
         Args:
             state: From :meth:`state_dict`.
         """
-        self.done = state["done"]
-        self._set()
-
-    def _set(self) -> None:
-        share = min(1.0, self.done / self.steps)
-        for group in self.optimizer.param_groups:
-            final = group.get("annealed_to")
-            if final is None:
-                continue
-            group["M"] = annealed(self.M_start, final["M"], share, begin=self.begin, end=self.end)
-            if self.K_start is not None:
-                old = group["K"]
-                group["K"] = annealed(self.K_start, final["K"], share, begin=self.begin, end=self.end)
-                group["weight_decay"] = final["weight_decay"] * (final["K"] / group["K"])
-                for param in group["params"]:  # what low precision keeps beside the weight stands for the same weight
-                    if (y := self.optimizer.state[param].get("y")) is not None and group["K"] != old:
-                        y.copy_(to_y(y, group["K"] / old))
+        self.at(state["done"])

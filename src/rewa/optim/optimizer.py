@@ -53,8 +53,12 @@ def check_settings(group: dict[str, Any]) -> None:
 
 
 def is_identity(group: Mapping[str, Any]) -> bool:
-    """Whether the group's setting is torch's own optimizer: x = y, a scale of one, and no decay that torch does not have."""
-    return bool(group["K"] == 1 and group["M"] == 0 and group["eps"] == 0 and not group.get("decoupled", False))
+    """Whether the group's setting is torch's own optimizer: x = y, a scale of one, and no decay that torch does not have.
+
+    A group whose setting moves is none: what low precision keeps for a later K must be there from the first step on.
+    """
+    plain = group["K"] == 1 and group["M"] == 0 and group["eps"] == 0 and not group.get("decoupled", False)
+    return bool(plain and "annealed_to" not in group)
 
 
 def keeps_y(param: Tensor, group: dict[str, Any]) -> bool:
