@@ -188,3 +188,21 @@ def test_the_contest_for_the_front_is_repeated_first(tmp_path):
     # What is more than a point and a half behind everywhere is not repeated.
     again = repeated(comparison, jobs, (1, 10), 2, within=1.5)
     assert [job.method.label for job in again] == ["dense", "rewa", "l1"]
+
+
+def test_what_validation_data_do_not_tell_apart_is_repeated(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1, 10))
+    jobs = [Job(recipe=recipe, method=make("l1", strength=strength)) for strength in (1e-4, 2e-4, 3e-4)]
+    for job, accuracies in zip(jobs, [(99.0, 60.0), (98.7, 61.0), (98.0, 60.9)], strict=True):
+        train(job, tmp_path)
+        path = tmp_path / job.folder_name / "record.json"
+        record = json.loads(path.read_text())
+        for point, accuracy in zip(record["curve"], accuracies, strict=True):
+            point["validation_accuracy"] = accuracy
+        path.write_text(json.dumps(record))
+    (comparison,) = compare(read([tmp_path]))
+    # At 1x the first, and the second within 0.4; at 10x the second and the third, and neither of them at 1x alone.
+    assert [job.method.strength for job in repeated(comparison, jobs, (1,), 2)] == [1e-4]
+    assert [job.method.strength for job in repeated(comparison, jobs, (1,), 2, margin=0.4)] == [1e-4, 2e-4]
+    assert [job.method.strength for job in repeated(comparison, jobs, (10,), 2, margin=0.4)] == [2e-4, 3e-4]

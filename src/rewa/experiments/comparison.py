@@ -20,6 +20,7 @@ from rewa.experiments.shrinkage import Shrinkage
 from rewa.files import write_atomically
 from rewa.record import provenance
 from rewa.report import Comparison, Run
+from rewa.report.tables import Choice, choose
 from rewa.train.job import Job, load_data
 from rewa.train.sweep import Sweep, run_jobs
 
@@ -37,6 +38,7 @@ class SweepResult(Result):
         table: Compressions for which the first seed's runs decide, on validation data, which strengths the other seeds repeat,
             see :func:`repeated`. Empty for all strengths with all seeds.
         within: How far behind the best a method may be, at the compression where it comes closest, to be repeated at all.
+        margin: How far behind a method's best strength another may be at a compression to be repeated, too.
         judged_on: What the first table shows: ``"test"``, or ``"validation"`` where the comparison is itself a choice.
     """
 
@@ -45,6 +47,7 @@ class SweepResult(Result):
     sweep: Sweep
     table: tuple[float, ...] = ()
     within: float = math.inf
+    margin: float = 0.0
     judged_on: str = "test"
 
     def run(self, out: Path, how: How) -> list[Path]:
@@ -67,7 +70,7 @@ class SweepResult(Result):
                 do(first)
                 done = {job.folder_name for job in first}
                 comparison = _only(runs, [run for run in report.read([runs]) if run.folder.name in done])
-                jobs = [*first, *repeated(comparison, first, self.table, self.sweep.seeds, self.within)]
+                jobs = [*first, *repeated(comparison, first, self.table, self.sweep.seeds, self.within, self.margin)]
             do(jobs)
         if self.table:
             self._measure(out, how)
@@ -209,7 +212,12 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
 
 
 def repeated(
-    comparison: Comparison, first: Sequence[Job], compressions: Sequence[float], seeds: int, within: float = math.inf
+    comparison: Comparison,
+    first: Sequence[Job],
+    compressions: Sequence[float],
+    seeds: int,
+    within: float = math.inf,
+    margin: float = 0.0,
 ) -> list[Job]:
     """The runs of the further seeds: those that the first seed's validation data chose for one of the compressions.
 
@@ -224,22 +232,24 @@ def repeated(
         compressions: What counts.
         seeds: How many, the first among them.
         within: Methods that are further behind the best at every compression are not repeated.
+        margin: Runs that are at most so far behind the chosen one of their method are repeated, too: some thousand validation
+            images do not tell them apart.
     """
     by_name = {job.folder_name: job for job in first}
-    best: dict[float, float] = {}
-    chosen: list[tuple[str, float, str, float]] = []
-    for entry in comparison.entries:
-        for compression in compressions:
-            if compression in entry.table:
-                (choice,) = entry.table[compression].choices
-                sign = 1 if comparison.better == "high" else -1
-                worth = sign * choice.point.validation(comparison.metric)
-                best[compression] = max(best.get(compression, worth), worth)
-                chosen.append((entry.label, compression, choice.run.folder.name, worth))
+    sign = 1 if comparison.better == "high" else -1
     behind: dict[str, float] = {}
-    for label, compression, _, worth in chosen:
-        behind[label] = min(behind.get(label, math.inf), best[compression] - worth)
-    chosen = [one for one in chosen if behind[one[0]] <= within]
-    order = sorted(chosen, key=lambda one: (behind[one[0]], one[0]))
-    jobs = [by_name[name] for name in dict.fromkeys(name for _, _, name, _ in order)]
+    chosen: list[tuple[str, str]] = []  # methods and their runs
+    for compression in compressions:
+        worth: dict[str, dict[str, float]] = {}
+        for run in comparison.runs:
+            if choice := choose((Choice(run, point) for point in run.curve), compression):
+                label = comparison.labels[str(run.folder)]
+                worth.setdefault(label, {})[run.folder.name] = sign * choice.point.validation(comparison.metric)
+        best = max((max(runs.values()) for runs in worth.values()), default=math.nan)
+        for label, runs in worth.items():
+            top = max(runs.values())
+            behind[label] = min(behind.get(label, math.inf), best - top)
+            chosen += [(label, name) for name, value in runs.items() if value >= top - margin]
+    order = sorted((one for one in chosen if behind[one[0]] <= within), key=lambda one: (behind[one[0]], one[0]))
+    jobs = [by_name[name] for name in dict.fromkeys(name for _, name in order)]
     return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for job in jobs]
