@@ -27,7 +27,7 @@ def _paper_decay() -> float:
 PAPER_DECAY = _paper_decay()  # 9.28e-4
 
 CIFAR10_CPU = SweepResult(
-    line="15 methods on CIFAR-10, ResNet-18 of 2.8 million weights, 12 epochs, in some 8 hours",
+    line="15 methods on CIFAR-10, ResNet-18 of 2.8 million weights, 12 epochs, in five hours to a day",
     sweep=Sweep(
         recipe=RECIPES["cifar10-cpu"],
         methods=(

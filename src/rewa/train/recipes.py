@@ -240,7 +240,7 @@ _ALL = (
     ),
     Recipe(
         name="cifar10-cpu",
-        line="CIFAR-10 on a CPU: ResNet-18 of width 32 with a stride-2 stem, 2.8 million weights; 7 minutes on two cores",
+        line="CIFAR-10 on a CPU: ResNet-18 of width 32 with a stride-2 stem, 2.8 million weights; 7 to 24 minutes on two cores",
         data="cifar10",
         model="resnet18",
         width=32,
