@@ -168,6 +168,16 @@ def check_deployed(folder):
         assert row["dense_ms"] > 0
 
 
+def train_to(accuracies, job, folder):
+    """Train, and write these validation accuracies into the record, one for each point of its curve."""
+    train(job, folder)
+    path = folder / job.folder_name / "record.json"
+    record = json.loads(path.read_text())
+    for point, accuracy in zip(record["curve"], accuracies, strict=True):
+        point["validation_accuracy"] = accuracy
+    path.write_text(json.dumps(record))
+
+
 def test_the_contest_for_the_front_is_repeated_first(tmp_path):
     torch.set_default_dtype(torch.float32)
     recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1, 10), finetune_epochs=0)
@@ -175,12 +185,7 @@ def test_the_contest_for_the_front_is_repeated_first(tmp_path):
     # Validation accuracies at 1x and 10x: dense and rewa lead somewhere, l1 and spred are one and two points behind.
     accuracies = {"dense": (99.0, 60.0), "l1": (98.0, 85.0), "spred": (90.0, 88.0), "rewa": (97.0, 90.0)}
     for job in jobs:
-        train(job, tmp_path)
-        path = tmp_path / job.folder_name / "record.json"
-        record = json.loads(path.read_text())
-        for point, accuracy in zip(record["curve"], accuracies[job.method.label], strict=True):
-            point["validation_accuracy"] = accuracy
-        path.write_text(json.dumps(record))
+        train_to(accuracies[job.method.label], job, tmp_path)
     (comparison,) = compare(read([tmp_path]))
     again = repeated(comparison, jobs, (1, 10), 3)
     order = ("dense", "rewa", "l1", "spred")
@@ -195,14 +200,9 @@ def test_what_validation_data_do_not_tell_apart_is_repeated(tmp_path):
     recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1, 10))
     jobs = [Job(recipe=recipe, method=make("l1", strength=strength)) for strength in (1e-4, 2e-4, 3e-4)]
     for job, accuracies in zip(jobs, [(99.0, 60.0), (98.7, 61.0), (98.0, 60.9)], strict=True):
-        train(job, tmp_path)
-        path = tmp_path / job.folder_name / "record.json"
-        record = json.loads(path.read_text())
-        for point, accuracy in zip(record["curve"], accuracies, strict=True):
-            point["validation_accuracy"] = accuracy
-        path.write_text(json.dumps(record))
+        train_to(accuracies, job, tmp_path)
     (comparison,) = compare(read([tmp_path]))
-    # At 1x the first, and the second within 0.4; at 10x the second and the third, and neither of them at 1x alone.
+    # At 1x the first, and the second within 0.4 of it; at 10x the second, and the third.
     assert [job.method.strength for job in repeated(comparison, jobs, (1,), 2)] == [1e-4]
     assert [job.method.strength for job in repeated(comparison, jobs, (1,), 2, margin=0.4)] == [1e-4, 2e-4]
     assert [job.method.strength for job in repeated(comparison, jobs, (10,), 2, margin=0.4)] == [2e-4, 3e-4]
