@@ -36,9 +36,9 @@ def cell(validation, test):
     return Cell(10.0, tuple(SimpleNamespace(run=run, point=Point(score), test=value) for run, score, value in choices))
 
 
-def comparison(better="high", **methods):
+def comparison(sign=1, **methods):
     entries = tuple(Entry(name.replace("_", "+"), {10.0: cell(*scores)}) for name, scores in methods.items())
-    return SimpleNamespace(entries=entries, better=better)
+    return SimpleNamespace(entries=entries, sign=sign)
 
 
 METHODS = {
@@ -74,7 +74,7 @@ def test_a_method_with_fewer_seeds_takes_no_part():
 
 
 def test_a_low_loss_leads():
-    (row,) = body(leads(comparison("low", gmp=((2.0,), (2.5,)), l1=((3.0,), (1.0,)), rewa=((1.0,), (2.0,))), (10.0,)))
+    (row,) = body(leads(comparison(-1, gmp=((2.0,), (2.5,)), l1=((3.0,), (1.0,)), rewa=((1.0,), (2.0,))), (10.0,)))
     assert row[1::2] == ["rewa", "gmp", "+0.50"]
 
 

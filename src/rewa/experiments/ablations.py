@@ -1,4 +1,4 @@
-"""What the parts of annealed ReWA are worth, each left out or changed alone, at one share of zeros and under equal terms."""
+"""What the parts of annealed ReWA are worth, left out or changed, at one share of zeros."""
 
 from __future__ import annotations
 

@@ -236,7 +236,6 @@ def repeated(
             images do not tell them apart.
     """
     by_name = {job.folder_name: job for job in first}
-    sign = 1 if comparison.better == "high" else -1
     behind: dict[str, float] = {}
     chosen: list[tuple[str, str]] = []  # methods and their runs
     for compression in compressions:
@@ -244,7 +243,7 @@ def repeated(
         for run in comparison.runs:
             if choice := choose((Choice(run, point) for point in run.curve), compression):
                 label = comparison.labels[str(run.folder)]
-                worth.setdefault(label, {})[run.folder.name] = sign * choice.point.validation(comparison.metric)
+                worth.setdefault(label, {})[run.folder.name] = comparison.sign * choice.point.validation(comparison.metric)
         best = max((max(runs.values()) for runs in worth.values()), default=math.nan)
         for label, runs in worth.items():
             top = max(runs.values())

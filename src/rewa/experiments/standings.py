@@ -46,7 +46,7 @@ def leads(comparison: Comparison, compressions: Sequence[float]) -> list[str]:
         ours, others = (
             max(
                 (pair for pair in there if _is_rewa(pair[0]) is rewa),
-                key=lambda pair: _sign(comparison) * statistics.fmean(_scores(pair[1], "validation").values()),
+                key=lambda pair: comparison.sign * statistics.fmean(_scores(pair[1], "validation").values()),
                 default=None,
             )
             for rewa in (True, False)
@@ -56,7 +56,7 @@ def leads(comparison: Comparison, compressions: Sequence[float]) -> list[str]:
         (our_entry, our_cell), (other_entry, other_cell) = ours, others
         our_scores, other_scores = _scores(our_cell, "test"), _scores(other_cell, "test")
         shared = sorted(our_scores.keys() & other_scores.keys())
-        lead = {seed: _sign(comparison) * (our_scores[seed] - other_scores[seed]) for seed in shared}
+        lead = {seed: comparison.sign * (our_scores[seed] - other_scores[seed]) for seed in shared}
         ahead = sum(value > 0 for value in lead.values())
         rows.append([ratio(each), our_entry.label, _spread(our_scores), other_entry.label, _spread(other_scores)])
         rows[-1] += [_spread(lead, signed=True), f"{ahead} of {len(lead)}"]
@@ -66,10 +66,6 @@ def leads(comparison: Comparison, compressions: Sequence[float]) -> list[str]:
 
 def _is_rewa(entry: Entry) -> bool:
     return any(part.startswith("rewa") for part in entry.method.split("+"))
-
-
-def _sign(comparison: Comparison) -> int:
-    return 1 if comparison.better == "high" else -1
 
 
 def _scores(cell: Cell, split: str) -> dict[int, float]:

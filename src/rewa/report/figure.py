@@ -50,7 +50,7 @@ def top_range(comparison: Comparison) -> tuple[float, float]:
     means = [mean for line in lines for mean in line]
     if not means:
         return (0.0, 1.0)
-    sign = 1 if comparison.better == "high" else -1
+    sign = comparison.sign
     best = sign * max(sign * mean for mean in means)
     nearest = sorted(min(abs(mean - best) for mean in line) for line in lines if line)
     span = 6 * comparison.max_drop or 0.05 * abs(best) or 1.0

@@ -155,6 +155,11 @@ class Comparison:
         return "high" if self.metric == "accuracy" else "low"
 
     @property
+    def sign(self) -> int:
+        """What the metric is multiplied by so that more is better."""
+        return 1 if self.better == "high" else -1
+
+    @property
     def max_drop(self) -> float:
         """The fall of the metric that the final models were allowed, the largest of all runs; 0 while none is finished."""
         drops = [run.final.max_drop for run in self.runs if run.final and math.isfinite(run.final.max_drop)]

@@ -120,7 +120,7 @@ def finding(comparison: Comparison) -> str:
     leaders = {each: best for each in comparison.compressions if (best := comparison.best(each))}
     if not leaders:
         return ""
-    sign = 1 if comparison.better == "high" else -1
+    sign = comparison.sign
     mark = max(sign * best[0][1].mean for best in leaders.values())
     compression = max(each for each, best in leaders.items() if mark - sign * best[0][1].mean <= comparison.max_drop + 1e-9)
     (entry, cell), *others = leaders[compression]
