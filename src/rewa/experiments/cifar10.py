@@ -34,12 +34,13 @@ CIFAR10_CPU = SweepResult(
             Contender(method="rewa-annealed+gmp", strengths=ZEROS),
             Contender(method="gmp", strengths=ZEROS),
             Contender(method="l1", strengths=(3e-4, 6e-4, 1.2e-3, 2.4e-3)),
-            Contender(method="rewa", strengths=tuple(PAPER_DECAY * 2**power for power in (-2, -1, 0, 1))),
+            Contender(method="rewa", strengths=tuple(PAPER_DECAY * 2**power for power in (-2, -1, 0))),
             Contender(method="dense", strengths=(5e-4, 1.5e-3)),
-            "rewa-annealed",
+            Contender(method="rewa-annealed", strengths=(9.29e-4, 1.86e-3, 3.72e-3)),  # budgets of 4, 8 and 16
+            # HAM's alpha as on Fashion-MNIST.
+            Contender(method="gmp+ham", changes=("alpha=60",), strengths=ZEROS),
             Contender(method="acdc", strengths=ZEROS[:3]),
-            Contender(method="acdc+ham", strengths=ZEROS[:3]),
-            Contender(method="gmp+ham", strengths=(0.9, 0.98, 0.99)),
+            Contender(method="acdc+ham", changes=("alpha=20",), strengths=ZEROS[:3]),
             Contender(method="l1-subgradient", strengths=(7.5e-5, 1.5e-4)),
             Contender(method="spred", strengths=(6e-4, 1.8e-3)),
             Contender(method="rigl", strengths=(0.9, 0.98)),
