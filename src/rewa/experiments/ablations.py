@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rewa.experiments.cifar10 import LATE
 from rewa.experiments.comparison import SweepResult
 from rewa.train.recipes import RECIPES, Recipe
 from rewa.train.sweep import Contender, Sweep
@@ -48,7 +49,7 @@ CIFAR10_ABLATIONS = _ablations(
     (
         Contender(method="gmp+ham", changes=("alpha=60",), strengths=(ZEROS,)),  # what HAM's alpha should be
         Contender(method="gmp+ham", changes=("alpha=200",), strengths=(ZEROS,)),
-        _annealed("on.begin=0.5", "on.end=0.9"),  # later
+        _annealed(*LATE),
         _annealed("K=1", "M=0.5"),  # p ends at 1.5
     ),
     seeds=1,
