@@ -41,12 +41,12 @@ CIFAR10_CPU = SweepResult(
             Contender(method="dense", strengths=(5e-4, 1.5e-3)),
             Contender(method="rewa-annealed", strengths=(9.29e-4, 1.86e-3, 3.72e-3)),  # budgets of 4, 8 and 16
             # HAM's alpha: the better of 60 and 200 on validation images; on AC/DC as on Fashion-MNIST.
-            Contender(method="gmp+ham", changes=("alpha=60",), strengths=ZEROS),
-            Contender(method="acdc", strengths=ZEROS[:3]),
-            Contender(method="acdc+ham", changes=("alpha=20",), strengths=ZEROS[:3]),
+            Contender(method="gmp+ham", changes=("alpha=60",), strengths=ZEROS[1:]),
+            Contender(method="acdc", strengths=ZEROS[1:3]),
+            Contender(method="acdc+ham", changes=("alpha=20",), strengths=ZEROS[1:3]),
             Contender(method="l1-subgradient", strengths=(7.5e-5, 1.5e-4)),
             Contender(method="spred", strengths=(6e-4, 1.8e-3)),
-            Contender(method="rigl", strengths=(0.9, 0.98)),
+            Contender(method="rigl", strengths=ZEROS[1:3]),
             Contender(method="rewa-adamw", strengths=(0.056, 0.1)),
             # The paper's ablations, K = 9: neither M nor eps, with and without decay, and eps alone.
             Contender(method="rewa", changes=("M=0",), strengths=(0.0, PAPER_DECAY)),
