@@ -44,7 +44,7 @@ FASHION_MNIST_ABLATIONS = _ablations(
 )
 CIFAR10_ABLATIONS = _ablations(
     RECIPES["cifar10-cpu"],
-    "the same on CIFAR-10, ResNet-18 of 0.7 million weights, in one to three hours",
+    "the same on CIFAR-10, ResNet-18 of 0.7 million weights, in less than three hours",
     (
         Contender(method="gmp+ham", changes=("alpha=60",), strengths=(ZEROS,)),  # what HAM's alpha should be
         Contender(method="gmp+ham", changes=("alpha=200",), strengths=(ZEROS,)),

@@ -14,7 +14,7 @@ __all__ = ["CIFAR10_CPU", "LATE", "PAPER_DECAY", "TABLE", "ZEROS"]
 TABLE = (5.0, 10.0, 20.0, 50.0, 100.0)
 ZEROS = (0.9, 0.95, 0.98, 0.99)  # of the methods that are told how many to make
 
-# The best of four settings of annealed ReWA under GMP on validation images: as much decay as GMP has, and annealed late.
+# The best of three settings of annealed ReWA under GMP on validation images: as much decay as GMP has, and annealed late.
 LATE = ("on_strength=7.5e-4", "on.begin=0.5", "on.end=0.9")
 
 
@@ -30,7 +30,7 @@ def _paper_decay() -> float:
 PAPER_DECAY = _paper_decay()  # 9.28e-4
 
 CIFAR10_CPU = SweepResult(
-    line="15 methods on CIFAR-10, ResNet-18 of 0.7 million weights, 12 epochs, in two to nine hours",
+    line="15 methods on CIFAR-10, ResNet-18 of 0.7 million weights, 12 epochs, in some seven hours",
     sweep=Sweep(
         recipe=RECIPES["cifar10-cpu"],
         methods=(
