@@ -226,6 +226,13 @@ def test_top_range_is_not_ruined_by_collapsed_points(comparisons, made):
     assert 90 < high < 91
 
 
+def test_top_range_reaches_the_best_of_a_compression(comparisons, made):
+    """At 10x the best has lost 9 points, not collapsed: the contest there is worth seeing, 1.15 times as far down."""
+    rewa = made("rewa", points=[(1000, 90.0, 90.0), (200, 89.0, 89.0), (100, 81.0, 81.0)])
+    (comparison,) = comparisons(rewa, made("l1", points=[(1000, 90.0, 88.0), (200, 80.0, 80.0), (100, 70.0, 70.0)]))
+    assert top_range(comparison)[0] == pytest.approx(90 - 1.15 * 9)
+
+
 def test_ladder():
     assert ladder((1, 2, 5), 1) == (1,)
     assert ladder((1, 2, 5), 250) == (1, 2, 5, 10, 20, 50, 100, 200)

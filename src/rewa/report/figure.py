@@ -40,8 +40,8 @@ def _labels(comparison: Comparison) -> list[str]:
 def top_range(comparison: Comparison) -> tuple[float, float]:
     """The part of the metric's axis that matters: from the best mean to six times the allowed drop behind it.
 
-    Collapsed points would press everything else into a line. The range is no wider than all points need, and doubled until
-    at least two methods have a point in it.
+    Collapsed points would press everything else into a line. The range is doubled until at least two methods have a point in
+    it, reaches down to the best method of a compression if that is at most twice as far, and is no wider than all points need.
 
     Args:
         comparison: The comparison.
@@ -56,6 +56,8 @@ def top_range(comparison: Comparison) -> tuple[float, float]:
     span = 6 * comparison.max_drop or 0.05 * abs(best) or 1.0
     while span < nearest[min(1, len(nearest) - 1)]:
         span *= 2
+    front = [abs(there[0][1].mean - best) for there in map(comparison.best, comparison.compressions) if there]
+    span = max(span, 1.15 * max((gap for gap in front if gap <= 2 * span), default=0.0))
     span = min(span, 1.1 * max(abs(mean - best) for mean in means) or span)
     ends = (best - sign * span, best + sign * 0.12 * span)
     return (min(ends), max(ends))
