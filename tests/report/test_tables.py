@@ -129,6 +129,11 @@ def test_other_data_are_another_comparison(comparisons, made):
     assert [comparison.title for comparison in comparisons(made(), few)] == ["toy, data train 50", "toy, data train 100"]
 
 
+def test_a_recipe_in_other_words_is_the_same_comparison(comparisons, made):
+    (comparison,) = comparisons(made(recipe={"line": "some words"}), made("l1", recipe={"line": "other words"}))
+    assert ([each.label for each in comparison.entries], comparison.warnings) == (["l1", "rewa"], ())
+
+
 def test_settings_of_a_method_make_it_another_one(comparisons, made):
     """Choosing among K on validation data would be a larger budget than the other methods have."""
     nine, five = made(settings={"K": 9, "M": 2}), made(settings={"K": 5, "M": 2})

@@ -231,6 +231,13 @@ def test_a_run_may_go_on_with_other_threads(tmp_path):
         assert train(replace(one, recipe=replace(PLAIN, threads=2)), tmp_path)["status"] == "finished"
 
 
+def test_a_recipe_in_other_words_is_the_same(tmp_path):
+    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
+    with pytest.raises(Stopped):
+        train(one, tmp_path, watch=StopAt(20))
+    assert train(replace(one, recipe=replace(PLAIN, line="other words")), tmp_path)["status"] == "finished"
+
+
 def test_other_data_is_refused(tmp_path):
     one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
     with pytest.raises(Stopped):

@@ -275,8 +275,9 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _conditions(run: Run) -> dict[str, Any]:
-    """What must be equal for two runs to be comparable."""
-    return flat({"recipe": run.recipe, "data": run.data})
+    """What must be equal for two runs to be comparable: all but the words that describe the recipe."""
+    recipe = {key: value for key, value in run.recipe.items() if key != "line"}
+    return flat({"recipe": recipe, "data": run.data})
 
 
 def _terms(run: Run) -> str:

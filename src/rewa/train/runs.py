@@ -15,7 +15,8 @@ from rewa.train.job import Job
 
 __all__ = ["TrainingError", "alone", "check_data", "check_same", "continued", "data_of", "read_record"]
 
-MACHINE = ("recipe.workers", "recipe.threads", "recipe.parallel")  # a run may go on elsewhere
+# What may differ between two halves of a run: it may go on elsewhere, and its recipe may be described in other words.
+FREE = ("recipe.workers", "recipe.threads", "recipe.parallel", "recipe.line")
 
 
 class TrainingError(RuntimeError):
@@ -73,7 +74,7 @@ def check_same(found: dict[str, Any] | None, job: Job, folder: Path) -> None:
     differences = [
         f"{key}: {there!r} there, {now!r} here"
         for key, there, now in _differences({key: found.get(key) for key in here}, here)
-        if key not in MACHINE
+        if key not in FREE
     ]
     if differences:
         raise TrainingError(
