@@ -22,7 +22,7 @@ from rewa.terminal import Bars, JsonLines, Lines, Stages, sentence, studying, sw
 from rewa.train.job import Job
 from rewa.train.loop import Watch, train
 from rewa.train.recipes import RECIPES
-from rewa.train.sweep import Progress
+from rewa.train.sweep import Failure, Progress
 
 TINY = replace(RECIPES["digits"], epochs=3, compressions=(1.0, 5.0), model="mlp", hidden=(20,))
 JOB = Job(recipe=TINY, method=make("l1", strength=0.1), name="[bold]run")
@@ -204,6 +204,23 @@ def test_a_sweep_tells_each_run_once(tmp_path):
         pass
     assert "2/2 runs" in plain(terminal)[-1]
     assert "6/6 epochs" in plain(terminal)[-1]
+
+
+def test_a_sweep_tells_at_once_what_failed(tmp_path, terminal):
+    failures = [Failure("first", "holds another run [lr]"), Failure("second", "the loss is nan")]
+    for stream, as_json in ((io.StringIO(), False), (io.StringIO(), True), (terminal, False)):
+        progress = Progress(tmp_path, [JOB])
+        with sweeping(progress, as_json=as_json, stream=stream) as tick:
+            tick()
+            for number, failure in enumerate(failures, 1):
+                progress.failures.append(failure)
+                tick()
+                tick()
+                shown = plain(stream) if stream is terminal else stream.getvalue().splitlines()
+                lines = [line for line in shown if "failed" in line]
+                assert len(lines) == number
+                told = {"event": "failed", "run": failure.name, "reason": failure.reason}
+                assert lines[-1].strip() == (json.dumps(told) if as_json else f"failed: {failure.name}: {failure.reason}")
 
 
 def test_a_study_tells_each_stage_and_now_and_then_how_far_it_is(monkeypatch):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rewa.train.job import Job
 from rewa.train.loop import Watch
-from rewa.train.sweep import Progress
+from rewa.train.sweep import Failure, Progress
 
 __all__ = ["Bars", "JsonLines", "Lines", "Stages", "sentence", "studying", "sweeping", "watching"]
 
@@ -61,7 +61,7 @@ def _shown(
 def sweeping(
     progress: Progress, *, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None
 ) -> Iterator[Callable[[], None]]:
-    """What to call now and then to show how far a sweep is.
+    """What to call now and then to show how far a sweep is, and at once which runs failed: the others may take hours.
 
     Args:
         progress: The sweep.
@@ -70,8 +70,16 @@ def sweeping(
         stream: Where to; by default the standard output.
     """
     stream = stream or sys.stdout
+    failed = 0
+
+    def newly_failed() -> list[Failure]:
+        nonlocal failed
+        before, failed = failed, len(progress.failures)
+        return progress.failures[before:failed]
+
     if not quiet and not as_json and stream.isatty():
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
@@ -81,6 +89,8 @@ def sweeping(
             task = bar.add_task("", total=progress.epochs()[1], runs=f"0/{len(progress.jobs)}")
 
             def draw() -> None:
+                for failure in newly_failed():
+                    bar.console.print(escape(f"failed: {failure.name}: {failure.reason}"), highlight=False)
                 done, total = progress.epochs()
                 runs = f"{len(progress.finished)}/{len(progress.jobs)}"
                 bar.update(task, completed=done, total=total, runs=runs)
@@ -91,13 +101,16 @@ def sweeping(
     told: set[str] = set()
 
     def tell() -> None:
+        for failure in newly_failed():
+            line = {"event": "failed", "run": failure.name, "reason": failure.reason}
+            stream.write((json.dumps(line) if as_json else f"failed: {failure.name}: {failure.reason}") + "\n")
         done, total = progress.epochs()
         for name in sorted(progress.finished - told):
             told.add(name)
             count = f"{len(told)}/{len(progress.jobs)}"
-            line = {"event": "finished", "run": name, "epochs": done, "of": total}
-            stream.write((json.dumps(line) if as_json else f"{count} {sentence(progress.record(name))}") + "\n")
-            stream.flush()
+            end = {"event": "finished", "run": name, "epochs": done, "of": total}
+            stream.write((json.dumps(end) if as_json else f"{count} {sentence(progress.record(name))}") + "\n")
+        stream.flush()
 
     yield (lambda: None) if quiet else tell
     if not quiet:

@@ -264,8 +264,10 @@ def troubled(tmp_path_factory):
         Job(recipe=LONG, method=make("l1", strength=0.02)),
     ]
     progress, killed, seen = Progress(out, jobs), [], []
+    failed = []
 
     def tick():
+        failed.append(len(progress.failures))
         if not killed:
             until(lambda: epochs_done(out, RUNS[0]) > 2)
             killed.append(trainers(out)[RUNS[0]])
@@ -273,7 +275,10 @@ def troubled(tmp_path_factory):
         seen.append(progress.epochs()[0])
 
     try:
-        failures = run_local(jobs, out, workers=2, tick=tick)
+        failures = run_local(jobs, out, workers=2, tick=tick, failures=progress.failures)
+        assert failures is progress.failures
+        assert failed == sorted(failed)
+        assert (failed[0], failed[-1]) == (0, 2)
     finally:
         sys.path.remove(str(modules))
         del sys.modules["strange"]

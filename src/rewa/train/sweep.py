@@ -140,6 +140,7 @@ class Progress:
     out: Path
     jobs: Sequence[Job]
     finished: set[str] = field(default_factory=set)
+    failures: list[Failure] = field(default_factory=list)  # told by who does the runs
 
     def record(self, name: str) -> dict[str, Any]:
         """The record of one run.
@@ -204,14 +205,15 @@ def run_jobs(
         RunsFailed: When the other runs are done.
         Stopped: After SIGTERM or SIGINT, when every run has saved itself.
     """
-    with show(Progress(out, jobs)) as tick:
+    progress = Progress(out, jobs)
+    with show(progress) as tick:
         if ray:
-            failures = run_ray(jobs, out, address=ray, root=root, device=device, tick=tick)
+            run_ray(jobs, out, address=ray, root=root, device=device, tick=tick, failures=progress.failures)
         else:
             number = workers_for(jobs) if workers is None else workers
-            failures = run_local(jobs, out, workers=number, root=root, device=device, tick=tick)
-    if failures:
-        raise RunsFailed(failures, len(jobs))
+            run_local(jobs, out, workers=number, root=root, device=device, tick=tick, failures=progress.failures)
+    if progress.failures:
+        raise RunsFailed(progress.failures, len(jobs))
 
 
 # ------------------------------------------------------------------------------------------ local processes
@@ -298,6 +300,7 @@ def run_local(
     root: Path | None = None,
     device: str | None = None,
     tick: Callable[[], None] = lambda: None,
+    failures: list[Failure] | None = None,
 ) -> list[Failure]:
     """Do the runs on processes of this machine; a run whose process dies is taken up again from its checkpoint.
 
@@ -308,6 +311,7 @@ def run_local(
         root: Where the data is.
         device: Such as ``"cpu"``.
         tick: Called about twice a second.
+        failures: Where to put the runs that failed, as soon as they do.
 
     Returns:
         The runs that failed.
@@ -317,7 +321,7 @@ def run_local(
     """
     if workers < 1:
         raise ValueError(f"Invalid workers: {workers} (allowed: a whole number >= 1)")
-    waiting, attempts, failures = deque(jobs), Counter[str](), list[Failure]()
+    waiting, attempts, failures = deque(jobs), Counter[str](), [] if failures is None else failures
     threads = max(1, (os.cpu_count() or 1) // workers)
     crew: list[_Worker] = []
     with stop_signals() as stop:
@@ -374,6 +378,7 @@ def run_ray(
     root: Path | None = None,
     device: str | None = None,
     tick: Callable[[], None] = lambda: None,
+    failures: list[Failure] | None = None,
 ) -> list[Failure]:
     """Do the runs on a Ray cluster; ``out`` and ``root`` must be folders that every node sees.
 
@@ -384,6 +389,7 @@ def run_ray(
         root: Where the data is.
         device: Such as ``"cpu"``.
         tick: Called about twice a second.
+        failures: Where to put the runs that failed, as soon as they do.
 
     Returns:
         The runs that failed.
@@ -407,7 +413,7 @@ def run_ray(
         nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
         cores = max(1, int(resources.get("CPU", 1)) // nodes)
         arguments = out.resolve(), root and root.resolve(), device, sys.orig_argv
-        running, failures = {}, list[Failure]()
+        running, failures = {}, [] if failures is None else failures
         for job in jobs:
             here = work.options(num_cpus=min(job.recipe.threads or cores, cores))  # more than a node has would wait forever
             running[here.remote(job, *arguments)] = job
