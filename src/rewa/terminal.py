@@ -90,7 +90,7 @@ def sweeping(
 
             def draw() -> None:
                 for failure in newly_failed():
-                    bar.console.print(escape(f"failed: {failure.name}: {failure.reason}"), highlight=False)
+                    bar.console.print(escape(f"failed: {failure}"), highlight=False)
                 done, total = progress.epochs()
                 runs = f"{len(progress.finished)}/{len(progress.jobs)}"
                 bar.update(task, completed=done, total=total, runs=runs)
@@ -103,7 +103,7 @@ def sweeping(
     def tell() -> None:
         for failure in newly_failed():
             line = {"event": "failed", "run": failure.name, "reason": failure.reason}
-            stream.write((json.dumps(line) if as_json else f"failed: {failure.name}: {failure.reason}") + "\n")
+            stream.write((json.dumps(line) if as_json else f"failed: {failure}") + "\n")
         done, total = progress.epochs()
         for name in sorted(progress.finished - told):
             told.add(name)

@@ -119,6 +119,9 @@ class Failure:
     name: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
 
 class RunsFailed(Exception):
     """Some runs of a sweep did not finish; the others did.
@@ -129,8 +132,7 @@ class RunsFailed(Exception):
     """
 
     def __init__(self, failures: Sequence[Failure], total: int) -> None:
-        lines = [f"{failure.name}: {failure.reason}" for failure in failures]
-        super().__init__("\n  ".join([f"{len(failures)} of {total} runs failed:", *lines]))
+        super().__init__("\n  ".join([f"{len(failures)} of {total} runs failed:", *map(str, failures)]))
 
 
 @dataclass
