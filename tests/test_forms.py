@@ -59,6 +59,66 @@ def test_pair_equals_two_runs_of_the_reference(K, M, eps):
     np.testing.assert_allclose(result, up - down, rtol=1e-9, atol=1e-12)
 
 
+def test_the_product_of_a_pair_is_shrunk_by_decay_alone():
+    """With K = 2, M = 1 the gradient changes uv in second order only: that is why the pair anneals itself."""
+    layer = Weight(np.random.default_rng(0).standard_normal(50))
+    rewa.reparametrize(layer, form="pair", K=2, M=1, start=0.3, include="weight")
+    u, v = layer.parameters()
+    lr, weight_decay, grad = 0.01, 0.5, torch.randn(50)
+    before = (u * v).detach()
+    optimizer = torch.optim.SGD(layer.parameters(), lr, weight_decay=weight_decay)
+    (layer.weight * grad).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close((u * v).detach(), before * ((1 - lr * weight_decay) ** 2 - lr**2 * grad**2))
+
+
+@pytest.mark.parametrize("form", [{"form": "pair", "relative_start": 1.0}, {"form": "pair", "start": 0.2}, {"form": "tied"}])
+@pytest.mark.parametrize("exponents", [{"K": 2, "M": 1}, {"K": 3, "M": 2}, {"K": 9, "M": 2, "eps": 1e-3}])
+def test_matched_groups_move_a_usual_weight_as_sgd_does(form, exponents):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    for size, layer in zip((0.3, 0.05), model, strict=True):
+        with torch.no_grad():
+            layer.weight.copy_(size * torch.randn_like(layer.weight).sign())
+    before = [layer.weight.detach().clone() for layer in model]
+    rewa.reparametrize(model, **form, **exponents)
+    lr = 1e-6  # so small that a step is a derivative
+    groups = rewa.matched_groups(model, lr=lr, weight_decay=0.0)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    optimizer = torch.optim.SGD(groups)
+    grads = [torch.randn_like(x) for x in before]
+    sum((layer.weight * grad).sum() for layer, grad in zip(model, grads, strict=True)).backward()
+    optimizer.step()
+    for layer, x, grad in zip(model, before, grads, strict=True):
+        torch.testing.assert_close((layer.weight.detach() - x) / lr, -grad, rtol=1e-3, atol=1e-4)
+
+
+def test_matched_groups_have_one_penalty_for_all_layers():
+    """At rest the gradient is lambda sign(x) whatever the size of the layer, as under an l1 penalty."""
+    lam, lr = 0.1, 0.01
+    for size in (0.01, 1.0):
+        layer = Weight(size * np.array([1.0, -2.0, 3.0]))
+        rewa.reparametrize(layer, form="pair", K=2, M=1, relative_start=1e-9, include="weight")
+        optimizer = torch.optim.SGD(rewa.matched_groups(layer, lr=lr, weight_decay=lam))
+        before = layer.weight.detach().clone()
+        (layer.weight * (-lam * before.sign())).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(layer.weight.detach(), before)
+
+
+def test_a_relative_start_is_in_units_of_each_weight():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    sizes = [float(layer.weight.detach().square().mean().sqrt()) for layer in model]
+    rewa.reparametrize(model, form="pair", K=2, M=1, relative_start=0.5)
+    starts = [layer.parametrizations.weight[0].start for layer in model]
+    assert starts == pytest.approx([0.5 * size for size in sizes])
+    zeros = nn.Linear(2, 2)
+    nn.init.zeros_(zeros.weight)
+    with pytest.raises(ValueError, match=r"parameter 'weight' is all zero, so that relative_start"):
+        rewa.reparametrize(zeros, form="pair", relative_start=1.0)
+    with pytest.raises(ValueError, match=r"call rewa\.reparametrize\(model, form='pair'"):
+        rewa.matched_groups(zeros, lr=0.1, weight_decay=0.0)
+
+
 def test_pair_parts_below_zero_count_by_modulus():
     u, v = torch.tensor([-0.5], requires_grad=True), torch.tensor([0.2], requires_grad=True)
     x = Pair(K=3, M=2)(u, v)
@@ -112,6 +172,9 @@ def test_a_reparametrized_model_copies_saves_and_compiles():
         ({"form": "tied", "start": 1.0}, "form='tied' has no start \\(it takes K, M, eps\\)"),
         ({"form": "factors", "K": 2.5}, "Invalid K value: 2.5 \\(allowed: an integer >= 2"),
         ({"form": "pair", "start": 0}, "Invalid start value: 0"),
+        ({"form": "pair", "relative_start": -1.0}, "Invalid start value: -1"),
+        ({"form": "tied", "relative_start": 1.0}, "form='tied' has no start"),
+        ({"form": "pair", "start": 1.0, "relative_start": 1.0}, "two values for one thing"),
         ({"K": 0.5}, "Invalid K value: 0.5"),
         ({"include": "nothing"}, "include='nothing' matches none"),
     ],

@@ -2,7 +2,7 @@
 
 from rewa import lockstep, presets, reparam, sparsity, theory
 from rewa.export import export_onnx
-from rewa.forms import remove_reparametrization, reparametrize
+from rewa.forms import matched_groups, remove_reparametrization, reparametrize
 from rewa.inference import accelerate
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.annealing import Annealing
@@ -28,6 +28,7 @@ __all__ = [
     "freeze_zeros",
     "load_packed",
     "lockstep",
+    "matched_groups",
     "param_groups",
     "presets",
     "remove_reparametrization",

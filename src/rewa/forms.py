@@ -15,7 +15,9 @@ derivative; weight decay is left to the optimizer. To edit a weight, assign to i
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -23,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from rewa.optim.groups import param_groups
-from rewa.optim.optimizer import LOW_PRECISION, check_parameter
-from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, to_x, to_y
+from rewa.optim.optimizer import LOW_PRECISION, check_parameter, root_mean_square
+from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, step_size, to_x, to_y
 
-__all__ = ["Factors", "Pair", "Tied", "remove_reparametrization", "reparametrize"]
+__all__ = ["Factors", "Pair", "Tied", "matched_groups", "remove_reparametrization", "reparametrize"]
 
 
 class _Reparameterize(torch.autograd.Function):
@@ -71,6 +73,14 @@ class Tied(nn.Module):
         """The y that gives x."""
         return to_y(x, self.K)
 
+    def step_size(self, modulus: float) -> float:
+        """How far a new weight of this modulus moves in a step, for each unit of learning rate and gradient.
+
+        Args:
+            modulus: Of the weight, above 0.
+        """
+        return step_size(modulus, self.K, self.M, self.eps)
+
     def extra_repr(self) -> str:
         """The setting."""
         return f"K={self.K}, M={self.M}, eps={self.eps}"
@@ -83,6 +93,11 @@ class Pair(Tied):
 
     Both parts see the gradient with opposite signs, so whichever the loss wants grows, and decay takes the other: no sign is
     lost at zero. Started from :math:`x`, the parts are :math:`(\max(x,0)+a)^{1/K}` and :math:`(\max(-x,0)+a)^{1/K}`.
+
+    **It anneals itself.** With ``K = 2, M = 1`` a step moves x by :math:`2(u^2 + v^2) = 2\sqrt{x^2 + 4(uv)^2}` for each unit of
+    learning rate and gradient. The gradient leaves the product uv alone, to first order in the step, and decay shrinks it. So a
+    weight that is small beside a moves as under plain gradient descent and changes its sign freely, and as uv shrinks the step
+    becomes :math:`2|x|`, that of the tied form, whose penalty is :math:`\ell_1`.
 
     Args:
         K: Order of the reparameterization.
@@ -98,7 +113,7 @@ class Pair(Tied):
 
     def __init__(self, *, K: float = 9, M: float = 2, eps: float = 0.0, start: float = 0.005) -> None:
         super().__init__(K=K, M=M, eps=eps)
-        if not (start > 0 and start < float("inf")):
+        if not 0 < start < math.inf:
             raise ValueError(f"Invalid start value: {start} (allowed: a finite number > 0, the initial value of both parts)")
         self.start = start
 
@@ -110,9 +125,22 @@ class Pair(Tied):
         """The two parts that give x."""
         return to_y(x.clamp(min=0) + self.start, self.K), to_y((-x).clamp(min=0) + self.start, self.K)
 
+    def step_size(self, modulus: float) -> float:
+        """How far a new weight of this modulus moves in a step: the sum of what both parts do.
+
+        Args:
+            modulus: Of the weight, above 0.
+
+        Example:
+            >>> pair = Pair(K=2, M=1, start=0.25)
+            >>> pair.step_size(0.5)  # 2 (u^2 + v^2)
+            2.0
+        """
+        return super().step_size(modulus + self.start) + super().step_size(self.start)
+
     def extra_repr(self) -> str:
         """The setting."""
-        return f"{super().extra_repr()}, start={self.start}"
+        return f"{super().extra_repr()}, start={self.start:.4g}"
 
 
 class Factors(nn.Module):
@@ -160,6 +188,7 @@ def reparametrize(
     M: float | None = None,
     eps: float | None = None,
     start: float | None = None,
+    relative_start: float | None = None,
     include: str | None = None,
 ) -> nn.Module:
     r"""Replace weights of a model by one of the forms, in place; train it with any optimizer and weight decay.
@@ -171,6 +200,7 @@ def reparametrize(
         M: Adaptivity exponent (2 unless given); the factors have none.
         eps: Stabilizer (0 unless given); the factors have none.
         start: The pair form's start value (0.005 unless given).
+        relative_start: Instead of ``start``: a multiple of the root mean square of each weight's values.
         include: Regular expression for the whole names of the parameters to replace. By default the ones that
             :func:`rewa.param_groups` makes sparse.
 
@@ -189,7 +219,10 @@ def reparametrize(
         >>> [name for name, _ in model.named_parameters()]
         ['bias', 'weight']
     """
-    given = {name: value for name, value in (("M", M), ("eps", eps), ("start", start)) if value is not None}
+    if start is not None and relative_start is not None:
+        raise ValueError(f"start={start} and relative_start={relative_start} are two values for one thing: give one of them")
+    options = {"M": M, "eps": eps, "start": start if relative_start is None else relative_start}
+    given = {name: value for name, value in options.items() if value is not None}
     forms: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
         "tied": (Tied, ("M", "eps")),
         "pair": (Pair, ("M", "eps", "start")),
@@ -225,15 +258,59 @@ def reparametrize(
         if form != "factors"
         else {"K": K, "M": K - 1, "eps": 0.0}
     )
+    made: list[tuple[nn.Module, str, nn.Module]] = []
     for full_name, module, name in places:
         param, label = getattr(module, name), f"parameter {full_name!r}"
         if param.dtype in LOW_PRECISION:
             raise ValueError(f"{label} is {param.dtype}, too coarse for the {form} form: convert the model with model.float()")
         if form != "pair":
             check_parameter(param, label, settings, "Leave it out with include=..., or use form='pair'.")
-    for _, module, name in places:
-        parametrize.register_parametrization(module, name, kind(K=K, **given))
+        if relative_start is not None:
+            if not (size := root_mean_square(param)):
+                raise ValueError(f"{label} is all zero, so that relative_start has no size to refer to: give start instead")
+            given["start"] = relative_start * size
+        made.append((module, name, kind(K=K, **given)))
+    for module, name, one in made:
+        parametrize.register_parametrization(module, name, one)
     return model
+
+
+def matched_groups(model: nn.Module, *, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    r"""Parameter groups for a model in tied or pair form that plain SGD moves, at first, as it would without the form.
+
+    A weight of modulus s moves ``step_size(s)`` times as fast as under SGD, in each layer another number. The group of a weight
+    has the learning rate divided by that, for s the root mean square of its values. The decay goes with the rate, so
+    that the penalty, :math:`\lambda\|x\|_1` for the pair with ``K = 2, M = 1``, is the same for all layers.
+
+    Args:
+        model: A model after :func:`reparametrize`, before it is trained.
+        lr: Learning rate as for the plain model. Schedulers that multiply the groups' rates suit.
+        weight_decay: Decay :math:`\lambda` of the tensors in the weights' place; everything else has none.
+
+    Example:
+        >>> model = reparametrize(nn.Linear(4, 2), form="pair", K=2, M=1, relative_start=1.0)
+        >>> groups = matched_groups(model, lr=0.1, weight_decay=1e-3)
+        >>> optimizer = torch.optim.SGD(groups, momentum=0.9)
+        >>> [len(group["params"]) for group in groups]
+        [1, 2]
+    """
+    matched, seen = [], set[int]()
+    for module, name, form in _forms(model):
+        tensors = list(module.get_submodule(f"parametrizations.{name}").parameters(recurse=False))
+        seen |= {id(tensor) for tensor in tensors}
+        rate = lr / form.step_size(root_mean_square(getattr(module, name)))
+        matched.append({"params": tensors, "lr": rate, "weight_decay": weight_decay})
+    if not matched:
+        raise ValueError("the model has no weight in tied or pair form: call rewa.reparametrize(model, form='pair', ...) first")
+    rest = [param for param in model.parameters() if param.requires_grad and id(param) not in seen]
+    return [{"params": rest, "lr": lr, "weight_decay": 0.0}, *matched] if rest else matched
+
+
+def _forms(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tied]]:
+    for module in model.modules():
+        for name, chain in getattr(module, "parametrizations", {}).items():
+            if isinstance(form := chain[0], Tied):
+                yield module, name, form
 
 
 def remove_reparametrization(model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from rewa.baselines.hard_concrete import HardConcrete
 from rewa.baselines.method import Plan
 from rewa.baselines.parametrized import Parametrized, decays
 from rewa.baselines.powerprop import PowerPropagation
-from rewa.baselines.rewa import ReWAPair
+from rewa.baselines.rewa import MatchedPair, ReWAPair
 from rewa.baselines.spred import Spred
 from rewa.baselines.str import STR
 
@@ -27,6 +27,7 @@ METHODS = [
     STR(strength=1e-3),
     HardConcrete(strength=1e-3, gate_time=100.0),
     ReWAPair(strength=1e-3),
+    MatchedPair(strength=1e-3),
 ]
 each = pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{getattr(method, 'init', '')}")
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 from baselines.steps import advance, line, slanted
 from rewa.baselines.method import Plan
-from rewa.baselines.rewa import AnnealedReWA, ReWA, ReWAAdam, ReWAPair
+from rewa.baselines.rewa import AnnealedReWA, MatchedPair, ReWA, ReWAAdam, ReWAPair
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.sgd import ReWASGD
 from rewa.theory import decay_budget
@@ -132,3 +134,32 @@ def test_the_pair_by_hand():
     method.finish(model)
     assert type(model.weight) is nn.Parameter
     assert model.weight.tolist()[0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_matched_pair_by_hand():
+    model, method = layer(), MatchedPair(strength=0.01)
+    method.prepare(model)
+    optimizer = method.start(model, PLAN)
+    for group in optimizer.param_groups:
+        group["lr"] = PLAN.learning_rates[0] * group["lr_scale"]  # as the loop does
+    advance(method, model, optimizer, slanted(3.0, -6.0), [0])
+    size = math.sqrt((0.5**2 + 0.2**2) / 2)
+    rate = 1 / (2 * (2 * size + size))
+    assert optimizer.param_groups[-1]["lr_scale"] == pytest.approx(rate)
+    expected = []
+    for x, g in ((0.5, 3.0), (-0.2, -6.0)):
+        u, v = (math.sqrt(max(sign * x, 0) + size) for sign in (1, -1))
+        u -= 0.1 * rate * (u * g + 0.01 * u)
+        v -= 0.1 * rate * (-v * g + 0.01 * v)
+        expected.append(u**2 - v**2)
+    assert method.current()["weight"].tolist()[0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_on_adamw_the_matched_pair_is_the_pair_with_a_start_of_its_size():
+    plan = replace(PLAN, optimizer="adamw")
+    model, method = layer(), MatchedPair(strength=0.01)
+    method.prepare(model)
+    optimizer = method.start(model, plan)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert not any("lr_scale" in group for group in optimizer.param_groups)
+    assert MatchedPair().grid(plan) == ReWAPair(K=2).grid(plan)

@@ -142,7 +142,9 @@ def test_resumed_is_identical(tmp_path, at, how):
     assert result(tmp_path / "whole" / "run") == result(tmp_path / "broken" / "run")
 
 
-@pytest.mark.parametrize("name", ["hard-concrete", "spred", "adaptive-lasso", "rewa+rigl", "acdc", "gmp", "rewa-pair", "ham"])
+@pytest.mark.parametrize(
+    "name", ["hard-concrete", "spred", "adaptive-lasso", "rewa+rigl", "acdc", "gmp", "rewa-pair-matched", "ham"]
+)
 def test_methods_with_a_state_of_their_own_resume_identically(tmp_path, name):
     recipe = replace(SHORT, epochs=4)
     one = replace(job("digits", name, changes=["epochs=4"]), recipe=recipe, name="run")

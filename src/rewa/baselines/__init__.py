@@ -23,7 +23,7 @@ from rewa.baselines.mcp import MCP
 from rewa.baselines.method import Method
 from rewa.baselines.on import On
 from rewa.baselines.powerprop import PowerPropagation
-from rewa.baselines.rewa import AnnealedReWA, ReWA, ReWAAdam, ReWAPair
+from rewa.baselines.rewa import AnnealedReWA, MatchedPair, ReWA, ReWAAdam, ReWAPair
 from rewa.baselines.rigl import RigL
 from rewa.baselines.scad import SCAD
 from rewa.baselines.spred import Spred
@@ -35,7 +35,7 @@ __all__ = ["METHODS", "make", "names"]
 METHODS: dict[str, type[Method]] = {
     kind.name: kind
     for kind in (
-        *(Dense, L1, L1Subgradient, ReWA, AnnealedReWA, ReWAAdam, ReWAPair, Spred, PowerPropagation, DWF),
+        *(Dense, L1, L1Subgradient, ReWA, AnnealedReWA, ReWAAdam, ReWAPair, MatchedPair, Spred, PowerPropagation, DWF),
         *(ClippedLp, L1ClippedLp, Half, SCAD, MCP, AdaptiveLasso, STR, HardConcrete, GMP, RigL, ACDC, HAM),
     )
 }

@@ -15,6 +15,7 @@ from rewa.baselines.dense import Dense
 from rewa.baselines.method import Method, Plan
 from rewa.baselines.on import On
 from rewa.baselines.parametrized import Parametrized
+from rewa.optim.optimizer import root_mean_square
 
 __all__ = ["Masked", "global_masks", "largest"]
 
@@ -108,7 +109,7 @@ class Masked(On):
             self.on.strength = self.on.grid(plan)[1]
         self.base_optimizer = super().start(model, plan)
         self.masks = self.first_masks()
-        self.sizes = {name: float(weight.detach().square().mean().sqrt()) for name, weight in self.weights.items()}
+        self.sizes = {name: root_mean_square(weight) for name, weight in self.weights.items()}
         return self.base_optimizer
 
     def first_masks(self) -> dict[str, Tensor]:

@@ -11,13 +11,14 @@ from torch.optim import Optimizer
 
 from rewa.baselines.method import Method, Plan
 from rewa.baselines.parametrized import Parametrized, decays
-from rewa.forms import Pair
+from rewa.forms import Pair, matched_groups
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.annealing import Annealing
 from rewa.optim.groups import param_groups
+from rewa.optim.optimizer import root_mean_square
 from rewa.optim.sgd import ReWASGD
 
-__all__ = ["AnnealedReWA", "ReWA", "ReWAAdam", "ReWAPair"]
+__all__ = ["AnnealedReWA", "MatchedPair", "ReWA", "ReWAAdam", "ReWAPair"]
 
 # What the decay alone does to a weight over the run: it ends at exp(-budget) of its start.
 BUDGETS = {"sgd": (3.0, 6.0, 12.0, 24.0), "adamw": (0.8, 1.6, 2.8, 4.0)}
@@ -204,3 +205,51 @@ class ReWAPair(Parametrized):
     def weight_decay(self) -> float:
         """The strength."""
         return self.strength
+
+
+@dataclass(kw_only=True)
+class MatchedPair(ReWAPair):
+    r"""The signed pair with SGD's step: it starts as plain SGD and becomes ReWA as decay shrinks what both parts share.
+
+    With ``K = 2, M = 1`` it is gradient descent on u and v with :math:`x = u^2 - v^2`, and the penalty is
+    :math:`\lambda\|x\|_1`. Both parts share the root mean square of their tensor at first, so that a weight moves as under
+    SGD and may change its sign; decay takes that away, and what is small moves less and less (:class:`rewa.forms.Pair`). The
+    learning rate of each tensor is divided by the step that a weight of its root mean square would make, so that the
+    recipe's rate for SGD suits, and the penalty is the same for every layer (:func:`rewa.matched_groups`).
+
+    Args:
+        strength: Weight decay :math:`\lambda` of u and v; for ``K = 2, M = 1`` the slope of the penalty.
+        K: Order of the reparameterization.
+        M: Adaptivity exponent.
+        eps: Stabilizer.
+        start_value: What both parts start with beside the weight itself, as a multiple of the tensor's root mean square.
+
+    References:
+        ReWA, ICML 2026, the remark on K = 2; the start and the matched step are this project's.
+    """
+
+    name: ClassVar[str] = "rewa-pair-matched"
+    line: ClassVar[str] = "ReWA on x = u^2 - v^2 that starts as plain SGD: what decay leaves small moves less and less"
+
+    K: float = 2
+    M: float = 1
+    start_value: float = 1.0
+
+    def grid(self, plan: Plan) -> tuple[float, ...]:
+        """On SGD, slopes that move a weight without gradient by 0.5 to 4 over the run, if it moved as under SGD."""
+        if plan.optimizer == "adamw":
+            return super().grid(plan)
+        return tuple(distance / (plan.rate_sum * plan.coupled) for distance in (0.5, 1.0, 2.0, 4.0))
+
+    def form(self, weight: Tensor) -> nn.Module:
+        """The pair, in units of the weight."""
+        return Pair(K=self.K, M=self.M, eps=self.eps, start=self.start_value * root_mean_square(weight))
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """The recipe's, on SGD with rates that are matched; Adam's size of a step is its own."""
+        if self.plan.optimizer == "adamw":
+            return super().optimizer(model)
+        groups = matched_groups(model, lr=1.0, weight_decay=self.strength)
+        for group in groups:
+            group["lr_scale"] = group.pop("lr")  # the loop sets the rate at each step
+        return self.plan.base_optimizer(groups)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rewa.optim.optimizer import check_nonnegative, check_settings, full, is_identity
+from rewa.optim.optimizer import check_nonnegative, check_settings, is_identity, root_mean_square
 from rewa.reparam import check_exponents
 
 __all__ = ["Decision", "ParamGroups", "param_groups"]
@@ -158,7 +158,7 @@ def param_groups(
     for name, param in model.named_parameters():
         settings, reason = decide(name, param)
         if match and settings is not None and not is_identity(settings):
-            settings = {**settings, "match": float(full(param.detach().square().mean().sqrt()))}
+            settings = {**settings, "match": root_mean_square(param)}
         decisions.append(Decision(name=name, param=param, settings=settings, reason=reason))
     _check_all_used(rules, [decision.name for decision in decisions])
 

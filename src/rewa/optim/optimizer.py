@@ -86,6 +86,11 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def root_mean_square(tensor: Tensor) -> float:
+    """The size of a usual value of a tensor that may be sharded."""
+    return float(full(tensor.detach().square().mean().sqrt()))
+
+
 def local(tensor: Tensor) -> Tensor:
     """This process's part of a tensor that may be sharded; ReWA is elementwise, so the part is all a step needs."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
