@@ -105,6 +105,22 @@ def test_matched_groups_have_one_penalty_for_all_layers():
         torch.testing.assert_close(layer.weight.detach(), before)
 
 
+def test_the_matched_pair_ends_at_the_lasso_whatever_the_first_signs():
+    """For f(x) = |x - b|^2 / 2 the minimizer of f + lambda |x|_1 is the soft threshold of b."""
+    random = np.random.default_rng(0)
+    b, lam = np.linspace(-2.0, 2.0, 21), 0.3  # none of b is at the threshold
+    layer = Weight(0.1 * random.standard_normal(b.size))
+    assert not np.array_equal(np.sign(layer.weight.detach().numpy()), np.sign(b))
+    rewa.reparametrize(layer, form="pair", K=2, M=1, relative_start=1.0, include="weight")
+    optimizer = torch.optim.SGD(rewa.matched_groups(layer, lr=0.02, weight_decay=lam))
+    for _ in range(3000):
+        optimizer.zero_grad()
+        (0.5 * (layer.weight - torch.tensor(b)) ** 2).sum().backward()
+        optimizer.step()
+    expected = np.sign(b) * np.maximum(np.abs(b) - lam, 0)
+    np.testing.assert_allclose(layer.weight.detach().numpy(), expected, atol=1e-6)
+
+
 def test_a_relative_start_is_in_units_of_each_weight():
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     sizes = [float(layer.weight.detach().square().mean().sqrt()) for layer in model]

@@ -115,7 +115,7 @@ def test_import_needs_torch_and_numpy_only():
 
 def test_readme_table_calls_run():
     """Each call of the README's table, with nothing imported but rewa."""
-    calls = re.findall(r"\| `(rewa\.[^`]*)`", (ROOT / "README.md").read_text())
+    calls = re.findall(r"\| `((?:rewa|torch)\.[^`]*)`", (ROOT / "README.md").read_text())
     assert len(calls) >= 6
     setup = (
         "import torch, rewa\n"
