@@ -12,12 +12,13 @@ __all__ = ["FASHION_MNIST"]
 DECAYS = (4.14e-4, 1.24e-3)  # a weight without gradient ends at exp(-6) of its start, and at exp(-18) as in the paper
 
 FASHION_MNIST = SweepResult(
-    line="15 methods on Fashion-MNIST, LeNet-300-100 of 266,000 weights, five seeds, in an hour and a half",
+    line="16 methods on Fashion-MNIST, LeNet-300-100 of 266,000 weights, five seeds, in an hour and a half",
     sweep=Sweep(
         recipe=RECIPES["fashion-mnist"],
         methods=(
             Contender(method="rewa-annealed+gmp", strengths=ZEROS),
             Contender(method="gmp", strengths=ZEROS),
+            "rewa-pair-matched",
             Contender(method="l1", strengths=(6e-4, 1.2e-3, 2.5e-3, 5e-3, 1e-2, 2e-2)),
             "rewa",
             "dense",
