@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from rewa.report.tables import Choice, choose
 from rewa.train.job import Job, load_data
 from rewa.train.sweep import Sweep, run_jobs
 
-__all__ = ["SweepResult", "repeated"]
+__all__ = ["SweepResult", "repeated", "whole"]
 
 MODELS = "models.json"
 
@@ -81,7 +82,7 @@ class SweepResult(Result):
 
         What was measured before is kept, and what has no weights any more is left out.
         """
-        comparison = _only(out / "runs", report.read([out / "runs"]))
+        comparison = _only(out / "runs", self._published(out / "runs"))
         if not any(has_weights(run) for run in comparison.runs):
             return
         before = _models(out)
@@ -100,6 +101,11 @@ class SweepResult(Result):
             record = {**provenance(), "deployed": [asdict(row) for row in cells], "shrinkage": [asdict(row) for row in rows]}
             write_atomically(out / MODELS, json.dumps(record, indent=1, allow_nan=False))
 
+    def _published(self, runs: Path) -> list[Run]:
+        """The runs that the report shows: all but those of seeds that a method has not finished."""
+        found = report.read([runs])
+        return whole(_only(runs, found), self.table, self.within, self.margin) if self.table else found
+
     def write(self, out: Path) -> list[Path]:
         """Write the report of the runs in ``out/runs``, and the numbers behind every cell of its tables.
 
@@ -107,8 +113,8 @@ class SweepResult(Result):
             out: The folder of the result.
         """
         runs = out / "runs"
-        paths = report.write([runs], out / "report.html")
-        found = report.read([runs])
+        found = self._published(runs)
+        paths = report.write([run.folder / "record.json" for run in found], out / "report.html")
         numbers = {
             **provenance(),
             "recipe": self.sweep.recipe.settings(),
@@ -236,19 +242,49 @@ def repeated(
             images do not tell them apart.
     """
     by_name = {job.folder_name: job for job in first}
-    behind: dict[str, float] = {}
-    chosen: list[tuple[str, str]] = []  # methods and their runs
-    for compression in compressions:
-        worth: dict[str, dict[str, float]] = {}
-        for run in comparison.runs:
-            if choice := choose((Choice(run, point) for point in run.curve), compression):
-                label = comparison.labels[str(run.folder)]
-                worth.setdefault(label, {})[run.folder.name] = comparison.sign * choice.point.validation(comparison.metric)
-        best = max((max(runs.values()) for runs in worth.values()), default=math.nan)
-        for label, runs in worth.items():
-            top = max(runs.values())
-            behind[label] = min(behind.get(label, math.inf), best - top)
-            chosen += [(label, name) for name, value in runs.items() if value >= top - margin]
-    order = sorted((one for one in chosen if behind[one[0]] <= within), key=lambda one: (behind[one[0]], one[0]))
-    jobs = [by_name[name] for name in dict.fromkeys(name for _, name in order)]
+    jobs = [by_name[run.folder.name] for run in _chosen(comparison, compressions, within, margin)]
     return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for job in jobs]
+
+
+def whole(comparison: Comparison, compressions: Sequence[float], within: float = math.inf, margin: float = 0.0) -> list[Run]:
+    """The runs, without those of a further seed in which their method is not repeated with all its chosen strengths yet.
+
+    A mean over seeds of which one had less to choose from would be worse than what the method does.
+
+    Args:
+        comparison: Of all runs.
+        compressions: As of :func:`repeated`.
+        within: As of :func:`repeated`.
+        margin: As of :func:`repeated`.
+    """
+    wanted, done = defaultdict[str, set[float | None]](set), defaultdict[tuple[str, int], set[float | None]](set)
+    for run in _chosen(comparison, compressions, within, margin):
+        wanted[comparison.labels[str(run.folder)]].add(run.strength)
+    for run in comparison.runs:
+        if run.finished:
+            done[comparison.labels[str(run.folder)], run.seed].add(run.strength)
+
+    def counts(run: Run) -> bool:
+        label = comparison.labels[str(run.folder)]
+        return run.seed == 0 or wanted[label] <= done[label, run.seed]
+
+    return [run for run in comparison.runs if counts(run)]
+
+
+def _chosen(comparison: Comparison, compressions: Sequence[float], within: float, margin: float) -> list[Run]:
+    """The runs of the first seed that are worth repeating, those of the methods nearest to the front first."""
+    behind: dict[str, float] = {}
+    chosen: list[tuple[str, Run]] = []  # with their methods
+    for compression in compressions:
+        worth: dict[str, list[tuple[float, Run]]] = {}
+        for run in comparison.runs:
+            if run.seed == 0 and (choice := choose((Choice(run, point) for point in run.curve), compression)):
+                value = comparison.sign * choice.point.validation(comparison.metric)
+                worth.setdefault(comparison.labels[str(run.folder)], []).append((value, run))
+        best = max((value for pairs in worth.values() for value, _ in pairs), default=math.nan)
+        for label, pairs in worth.items():
+            top = max(value for value, _ in pairs)
+            behind[label] = min(behind.get(label, math.inf), best - top)
+            chosen += [(label, run) for value, run in pairs if value >= top - margin]
+    order = sorted((one for one in chosen if behind[one[0]] <= within), key=lambda one: (behind[one[0]], one[0]))
+    return list({run.folder: run for _, run in order}.values())
