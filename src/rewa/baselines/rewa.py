@@ -236,10 +236,10 @@ class MatchedPair(ReWAPair):
     start_value: float = 1.0
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
-        """On SGD, slopes that move a weight without gradient by 0.5 to 4 over the run, if it moved as under SGD."""
+        """On SGD, slopes that would move a weight without gradient by 0.1 to 3 over the run, if it moved as under SGD."""
         if plan.optimizer == "adamw":
             return super().grid(plan)
-        return tuple(distance / (plan.rate_sum * plan.coupled) for distance in (0.5, 1.0, 2.0, 4.0))
+        return tuple(distance / (plan.rate_sum * plan.coupled) for distance in (0.1, 0.3, 1.0, 3.0))
 
     def form(self, weight: Tensor) -> nn.Module:
         """The pair, in units of the weight."""

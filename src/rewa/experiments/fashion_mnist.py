@@ -18,7 +18,7 @@ FASHION_MNIST = SweepResult(
         methods=(
             Contender(method="rewa-annealed+gmp", strengths=ZEROS),
             Contender(method="gmp", strengths=ZEROS),
-            "rewa-pair-matched",
+            Contender(method="rewa-pair-matched", strengths=(3.9e-5, 7.8e-5, 1.55e-4, 3.107e-4, 6.214e-4)),
             Contender(method="l1", strengths=(6e-4, 1.2e-3, 2.5e-3, 5e-3, 1e-2, 2e-2)),
             "rewa",
             "dense",
