@@ -369,3 +369,7 @@ def test_of_many_methods_the_nearest_to_the_front_are_drawn_in_colour(comparison
     assert lines["a"] == lines["m8"] == "#aaaaaa"
     assert "#aaaaaa" not in [lines[f"m{number}"] for number in range(BANDS)]
     assert len({lines[f"m{number}"] for number in range(7)}) == 7
+    # One that leads at 1x to 5x and falls apart at 10x is a leader all the same.
+    mask = made(method="mask", points=[(200, 91.0, 91.0), (100, 50.0, 50.0)])
+    (comparison,) = comparisons(*records, mask)
+    assert leaders(comparison)[0] == "mask"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -64,21 +65,23 @@ def top_range(comparison: Comparison) -> tuple[float, float]:
 
 
 def leaders(comparison: Comparison) -> list[str]:
-    """The methods that a figure can show in colour: those nearest to the best one, on average over the part that matters.
+    """The methods that a figure can show in colour: those nearest to the best one, over the part that matters.
+
+    The middle of the gaps counts: a mask that leads up to what it was made for and falls apart beyond it is a leader.
 
     Args:
         comparison: The comparison.
     """
     low, high = top_range(comparison)
-    behind = {entry.label: 0.0 for entry in comparison.entries}
+    gaps: dict[str, list[float]] = {entry.label: [] for entry in comparison.entries}
     for compression in comparison.compressions:
         best = comparison.best(compression)
         if best and low <= best[0][1].mean <= high:
             for entry in comparison.entries:
                 cell = entry.table.get(compression)
                 gap = abs(cell.mean - best[0][1].mean) if cell and math.isfinite(cell.mean) else math.inf
-                behind[entry.label] += min(gap, high - low)
-    return sorted(behind, key=lambda label: behind[label])[:BANDS]
+                gaps[entry.label].append(min(gap, high - low))
+    return sorted(gaps, key=lambda label: statistics.median(gaps[label] or [0.0]))[:BANDS]
 
 
 def draw(comparisons: Sequence[Comparison]) -> Figure:
