@@ -369,7 +369,10 @@ def test_of_many_methods_the_nearest_to_the_front_are_drawn_in_colour(comparison
     assert lines["a"] == lines["m8"] == "#aaaaaa"
     assert "#aaaaaa" not in [lines[f"m{number}"] for number in range(BANDS)]
     assert len({lines[f"m{number}"] for number in range(7)}) == 7
-    # One that leads at 1x to 5x and falls apart at 10x is a leader all the same.
-    mask = made(method="mask", points=[(200, 91.0, 91.0), (100, 50.0, 50.0)])
-    (comparison,) = comparisons(*records, mask)
+
+
+def test_who_leads_at_most_compressions_is_drawn_in_colour_wherever_it_ends(comparisons, made):
+    """A mask leads from 1x to 5x and falls apart at 10x, where all others go on."""
+    others = [made(method=f"m{number}", points=[(100, 87.0, 87.0)]) for number in range(9)]
+    (comparison,) = comparisons(*others, made(method="mask", points=[(200, 91.0, 91.0), (100, 50.0, 50.0)]))
     assert leaders(comparison)[0] == "mask"
