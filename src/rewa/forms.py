@@ -133,7 +133,7 @@ class Pair(Tied):
 
         Example:
             >>> pair = Pair(K=2, M=1, start=0.25)
-            >>> pair.step_size(0.5)  # 2 (u^2 + v^2)
+            >>> round(pair.step_size(0.5), 12)  # 2 (u^2 + v^2)
             2.0
         """
         return super().step_size(modulus + self.start) + super().step_size(self.start)
