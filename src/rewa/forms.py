@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -295,22 +294,17 @@ def matched_groups(model: nn.Module, *, lr: float, weight_decay: float) -> list[
         [1, 2]
     """
     matched, seen = [], set[int]()
-    for module, name, form in _forms(model):
-        tensors = list(module.get_submodule(f"parametrizations.{name}").parameters(recurse=False))
-        seen |= {id(tensor) for tensor in tensors}
-        rate = lr / form.step_size(root_mean_square(getattr(module, name)))
-        matched.append({"params": tensors, "lr": rate, "weight_decay": weight_decay})
+    for module in model.modules():
+        for name, chain in getattr(module, "parametrizations", {}).items():
+            if isinstance(form := chain[0], Tied):
+                tensors = list(chain.parameters(recurse=False))
+                seen |= {id(tensor) for tensor in tensors}
+                rate = lr / form.step_size(root_mean_square(getattr(module, name)))
+                matched.append({"params": tensors, "lr": rate, "weight_decay": weight_decay})
     if not matched:
         raise ValueError("the model has no weight in tied or pair form: call rewa.reparametrize(model, form='pair', ...) first")
     rest = [param for param in model.parameters() if param.requires_grad and id(param) not in seen]
     return [{"params": rest, "lr": lr, "weight_decay": 0.0}, *matched] if rest else matched
-
-
-def _forms(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tied]]:
-    for module in model.modules():
-        for name, chain in getattr(module, "parametrizations", {}).items():
-            if isinstance(form := chain[0], Tied):
-                yield module, name, form
 
 
 def remove_reparametrization(model: nn.Module) -> nn.Module:
