@@ -247,9 +247,10 @@ def repeated(
 
 
 def whole(comparison: Comparison, compressions: Sequence[float], within: float = math.inf, margin: float = 0.0) -> list[Run]:
-    """The runs, without those of a further seed in which their method is not repeated with all its chosen strengths yet.
+    """The runs, without those of a further seed in which not all that is to be repeated is done yet.
 
-    A mean over seeds of which one had less to choose from would be worse than what the method does.
+    Methods are compared on the same seeds, and a mean over seeds of which one had fewer strengths to choose from would be worse
+    than what the method does.
 
     Args:
         comparison: Of all runs.
@@ -257,18 +258,13 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
         within: As of :func:`repeated`.
         margin: As of :func:`repeated`.
     """
-    wanted, done = defaultdict[str, set[float | None]](set), defaultdict[tuple[str, int], set[float | None]](set)
-    for run in _chosen(comparison, compressions, within, margin):
-        wanted[comparison.labels[str(run.folder)]].add(run.strength)
+    done = defaultdict[int, set[tuple[str, float | None]]](set)
     for run in comparison.runs:
         if run.finished:
-            done[comparison.labels[str(run.folder)], run.seed].add(run.strength)
-
-    def counts(run: Run) -> bool:
-        label = comparison.labels[str(run.folder)]
-        return run.seed == 0 or wanted[label] <= done[label, run.seed]
-
-    return [run for run in comparison.runs if counts(run)]
+            done[run.seed].add((comparison.labels[str(run.folder)], run.strength))
+    chosen = _chosen(comparison, compressions, within, margin)
+    wanted = {(comparison.labels[str(run.folder)], run.strength) for run in chosen}
+    return [run for run in comparison.runs if run.seed == 0 or wanted <= done[run.seed]]
 
 
 def _chosen(comparison: Comparison, compressions: Sequence[float], within: float, margin: float) -> list[Run]:
