@@ -419,8 +419,8 @@ def test_a_device_and_data_are_for_networks(here, capsys, monkeypatch, arguments
 
 def test_only_sweeps_train_networks():
     networks = {name for name, result in RESULTS.items() if result.trains_networks}
-    ablations = {"cifar10-ablations", "fashion-mnist-ablations"}
-    assert networks == {"cifar10-cpu", "digits", "digits-methods", "fashion-mnist"} | ablations
+    choices = {"cifar10-tuning", "fashion-mnist-ablations"}
+    assert networks == {"cifar10-cpu", "digits", "digits-methods", "fashion-mnist"} | choices
 
 
 def test_reproduce_into_a_file(here, capsys, monkeypatch):

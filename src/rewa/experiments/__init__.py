@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rewa.experiments.ablations import CIFAR10_ABLATIONS, FASHION_MNIST_ABLATIONS
-from rewa.experiments.cifar10 import CIFAR10_CPU
+from rewa.experiments.ablations import FASHION_MNIST_ABLATIONS
+from rewa.experiments.cifar10 import CIFAR10_CPU, CIFAR10_TUNING
 from rewa.experiments.digits import DIGITS, DIGITS_METHODS
 from rewa.experiments.fashion_mnist import FASHION_MNIST
 from rewa.experiments.fig1 import FIG1
@@ -30,7 +30,7 @@ RESULTS: dict[str, Result] = {
     "logistic": LOGISTIC,
     "maps": MAPS,
     "cifar10-cpu": CIFAR10_CPU,
-    "cifar10-ablations": CIFAR10_ABLATIONS,
+    "cifar10-tuning": CIFAR10_TUNING,
     "fashion-mnist": FASHION_MNIST,
     "fashion-mnist-ablations": FASHION_MNIST_ABLATIONS,
     "digits": DIGITS,
