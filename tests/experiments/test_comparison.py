@@ -226,4 +226,5 @@ def test_a_seed_counts_when_all_that_is_repeated_is_done(tmp_path):
     for job in again:
         assert counted() == first
         train(job, tmp_path)
+    train(replace(jobs[2], seed=1), tmp_path)  # not one of those
     assert counted() == first | {job.folder_name for job in again}

@@ -42,15 +42,15 @@ CIFAR10_CPU = SweepResult(
             Contender(method="rewa-pair-matched", strengths=(4e-4, 6e-4, 9e-4, 1.35e-3, 2e-3)),
             Contender(method="rewa-annealed+gmp", changes=ANNEALED, strengths=EACH),
             Contender(method="l1", strengths=(3e-4, 6e-4, 1.2e-3, 2.4e-3, 4.8e-3)),
-            Contender(method="rewa", strengths=tuple(PAPER_DECAY * 2**power for power in (-2, -1, 0))),
-            Contender(method="dense", strengths=(5e-4, 1.5e-3)),
+            Contender(method="rewa", strengths=tuple(PAPER_DECAY * 2**power for power in (-3, -2, -1, 0))),
+            Contender(method="dense", strengths=(5e-4, 1.5e-3, 3e-3)),
             Contender(method="rewa-annealed", strengths=(9.29e-4, 1.86e-3, 3.72e-3)),  # budgets of 4, 8 and 16
             # HAM's alpha: the better of 60 and 200 on validation images; on AC/DC as on Fashion-MNIST.
             Contender(method="gmp+ham", changes=("alpha=60", *CUTS), strengths=EACH),
             Contender(method="acdc", strengths=ZEROS[1:3]),
             Contender(method="acdc+ham", changes=("alpha=20",), strengths=ZEROS[1:3]),
-            Contender(method="l1-subgradient", strengths=(7.5e-5, 1.5e-4, 3e-4)),
-            Contender(method="spred", strengths=(6e-4, 1.8e-3)),
+            Contender(method="l1-subgradient", strengths=(3.75e-5, 7.5e-5, 1.5e-4, 3e-4)),
+            Contender(method="spred", strengths=(1.5e-4, 3e-4, 6e-4, 1.8e-3)),
             Contender(method="rigl", strengths=ZEROS[1:3]),
             Contender(method="rewa-adamw", strengths=(0.056, 0.1)),
             # The paper's ablations, K = 9: neither M nor eps, with and without decay, and eps alone.
@@ -60,8 +60,8 @@ CIFAR10_CPU = SweepResult(
         seeds=3,
     ),
     table=TABLE,
-    within=1.0,
-    margin=0.4,  # the standard error of 5,000 validation images
+    within=2.0,
+    margin=0.4,  # two thirds of the standard error of 5,000 validation images
 )
 
 # One seed: what is chosen here, CIFAR10_CPU trains with three.

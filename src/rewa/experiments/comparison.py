@@ -136,7 +136,8 @@ class SweepResult(Result):
                     "",
                 ]
                 lines += [*standings.leads(comparison, self.table), ""]
-        lines.append(report.to_markdown(found))
+        if self.judged_on == "test":  # what is chosen by validation data is chosen without a look at the test data
+            lines.append(report.to_markdown(found))
         if measured.deployed:
             paths.append(out / MODELS)
             lines += [
@@ -247,7 +248,7 @@ def repeated(
 
 
 def whole(comparison: Comparison, compressions: Sequence[float], within: float = math.inf, margin: float = 0.0) -> list[Run]:
-    """The runs, without those of a further seed in which not all that is to be repeated is done yet.
+    """The runs of the first seed, and of each further one what is repeated, if all of it is done.
 
     Methods are compared on the same seeds, and a mean over seeds of which one had fewer strengths to choose from would be worse
     than what the method does.
@@ -258,13 +259,16 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
         within: As of :func:`repeated`.
         margin: As of :func:`repeated`.
     """
+
+    def what(run: Run) -> tuple[str, float | None]:
+        return comparison.labels[str(run.folder)], run.strength
+
+    wanted = {what(run) for run in _chosen(comparison, compressions, within, margin)}
     done = defaultdict[int, set[tuple[str, float | None]]](set)
     for run in comparison.runs:
         if run.finished:
-            done[run.seed].add((comparison.labels[str(run.folder)], run.strength))
-    chosen = _chosen(comparison, compressions, within, margin)
-    wanted = {(comparison.labels[str(run.folder)], run.strength) for run in chosen}
-    return [run for run in comparison.runs if run.seed == 0 or wanted <= done[run.seed]]
+            done[run.seed].add(what(run))
+    return [run for run in comparison.runs if run.seed == 0 or (what(run) in wanted and wanted <= done[run.seed])]
 
 
 def _chosen(comparison: Comparison, compressions: Sequence[float], within: float, margin: float) -> list[Run]:
