@@ -149,6 +149,18 @@ def test_runs_on_other_terms_in_the_folder_are_named(tmp_path):
         result.run(tmp_path, How(trained=True))
 
 
+def test_a_choice_is_made_without_a_look_at_test_data(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1, 2))
+    train(Job(recipe=recipe, method=make("l1", strength=1e-3)), tmp_path / "runs")
+    for judged_on, shown in (("validation", False), ("test", True)):
+        sweep = Sweep(recipe=recipe, methods=("l1",))
+        SweepResult(line="one", sweep=sweep, table=(1.0,), judged_on=judged_on).run(tmp_path, How(trained=True))
+        table = (tmp_path / "table.md").read_text()
+        assert table.startswith(f"{judged_on.capitalize()} accuracy")
+        assert ("test accuracy" in table.lower()) is shown
+
+
 def check_deployed(folder):
     """Each row is the first seed's choice of a cell, and its bytes are those of that model, cut and packed."""
     rows = json.loads((folder / "models.json").read_text())["deployed"]

@@ -17,8 +17,8 @@ EACH = (0.8, *ZEROS)  # one for each column
 
 # When GMP cuts, for whatever trains under it: from 0.2 on, its default, costs a point at 20x, from 0.5 to 0.9 three at 100x.
 CUTS = ("begin=0.4", "end=0.8")
-# Annealed ReWA under GMP: as much decay as GMP has, and plain SGD until the first cut.
-LATE = ("on_strength=7.5e-4", "on.begin=0.5", "on.end=0.9")  # with GMP's own cuts
+LATE = ("on_strength=7.5e-4", "on.begin=0.5", "on.end=0.9")  # annealed ReWA with GMP's own cuts
+# With those: as much decay as GMP has, and plain SGD until the first cut.
 ANNEALED = ("on_strength=7.5e-4", "on.begin=0.4", "on.end=0.8", *CUTS)
 
 
