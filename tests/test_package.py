@@ -50,6 +50,7 @@ LAYERS = [
     {"rewa.estimators.display", "rewa.estimators.selector", "rewa.estimators.stability"},
     {"rewa.estimators"},
     {"rewa.train", "rewa.train.checkpoint", "rewa.train.numeric", "rewa.train.recipes"},
+    {"rewa.train.beginnings"},
     {"rewa.train.data", "rewa.train.models", "rewa.train.sources"},
     {"rewa.train.folder"},
     {"rewa.train.datasets"},

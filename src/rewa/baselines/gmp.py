@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from rewa.baselines.masks import Masked, global_masks
+from rewa.baselines.method import Plan
 
 __all__ = ["GMP"]
 
@@ -49,6 +50,16 @@ class GMP(Masked):
         if self.every is not None and self.every < 1:
             raise ValueError(f"Invalid every: {self.every} (allowed: a whole number of steps >= 1, or None)")
 
+    def alike_for(self, plan: Plan) -> int:
+        """Up to the first cut."""
+        return self._cuts(plan.steps)[0]
+
+    def _cuts(self, steps: int) -> tuple[int, int]:
+        """The steps of the first cut and of the last."""
+        # A run that is cut to the end must still train one step with its last masks.
+        end = min(round(self.end * steps), steps - 1)
+        return min(round(self.begin * steps), end), end
+
     def zeros_at(self, step: int) -> float | None:
         """The share of zeros from this step on, or None where nothing changes.
 
@@ -56,9 +67,7 @@ class GMP(Masked):
             step: Steps done so far.
         """
         steps = self.plan.steps
-        # A run that is cut to the end must still train one step with its last masks.
-        end = min(round(self.end * steps), steps - 1)
-        begin = min(round(self.begin * steps), end)
+        begin, end = self._cuts(steps)
         if step == end:
             return self.strength
         if not begin <= step < end or (step - begin) % (self.every or max(1, steps // 100)):

@@ -75,6 +75,10 @@ class HAM(On):
         """Alone, weights without gradient shrink to exp(-b) of their start for b from 0.5 to 10; else that of ``on``."""
         return tuple(budget / plan.rate_sum for budget in (0.5, 2.0, 5.0, 10.0)) if self.alone else self.on.grid(plan)
 
+    def alike_for(self, plan: Plan) -> int:
+        """Alone, none; else those of ``on``, whose strength it is."""
+        return 0 if self.alone else self.on.alike_for(plan)
+
     @torch.no_grad()
     def after_step(self, step: int, lr: float) -> None:
         """What the other method does, then the mirror step."""

@@ -135,6 +135,14 @@ class Method(ABC):
         """
         return replace(self, strength=float(f"{self.grid(plan)[1]:.4g}")) if math.isnan(self.strength) else self
 
+    def alike_for(self, plan: Plan) -> int:
+        """Steps from the start in which the strength plays no part: until then runs that differ in it alone are the same.
+
+        Args:
+            plan: The run, as :meth:`planned` returned it.
+        """
+        return 0
+
     def check(self) -> None:
         """Refuse a strength that no run can have."""
         if not (math.isfinite(self.strength) and self.strength >= 0):

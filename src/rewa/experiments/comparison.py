@@ -230,8 +230,8 @@ def repeated(
 
     A method is repeated with all of them or not at all: with some only, its further seeds would have less to choose from.
 
-    Seed by seed, and in each seed the methods first that come closest to the best one at any of the compressions: where
-    time runs out, it is the contest for the front that has been repeated.
+    Seed by seed, and in each seed one run of every method, then the next: so runs of one method that begin alike seldom meet
+    before the first has left its beginning to the others. The methods are in the order of how close they come to the best one.
 
     Args:
         comparison: Of the first seed's runs.
@@ -243,8 +243,14 @@ def repeated(
             images do not tell them apart.
     """
     by_name = {job.folder_name: job for job in first}
-    jobs = [by_name[run.folder.name] for run in _chosen(comparison, compressions, within, margin)]
-    return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for job in jobs]
+    turns = defaultdict[str, int](int)
+    jobs: list[tuple[int, Job]] = []
+    for run in _chosen(comparison, compressions, within, margin):
+        label = comparison.labels[str(run.folder)]
+        jobs.append((turns[label], by_name[run.folder.name]))
+        turns[label] += 1
+    jobs.sort(key=lambda pair: pair[0])
+    return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for _, job in jobs]
 
 
 def whole(comparison: Comparison, compressions: Sequence[float], within: float = math.inf, margin: float = 0.0) -> list[Run]:

@@ -29,6 +29,7 @@ from rewa.packed import save_packed
 from rewa.record import provenance
 from rewa.sparsity import count, histogram, prunable, summary, whole
 from rewa.train import checkpoint
+from rewa.train.beginnings import Beginning
 from rewa.train.data import Batch, mix
 from rewa.train.evaluate import calibration, cut, losses, measure, score
 from rewa.train.job import WEIGHTS, Job, build_model, load_data, new_model
@@ -106,6 +107,7 @@ def train(
     device: str | None = None,
     download: bool = False,
     watch: Watch | None = None,
+    beginnings: Path | None = None,
 ) -> dict[str, Any]:
     """Train, or go on where an earlier call stopped; a finished run is not repeated.
 
@@ -116,6 +118,7 @@ def train(
         device: Such as ``"cpu"``; by default a GPU where there is one.
         download: Whether missing data may be fetched.
         watch: Told what happens.
+        beginnings: Where to find, or to leave, what is common to runs that differ in strength only; None to train it all.
 
     Returns:
         The record, as in ``record.json``.
@@ -140,7 +143,7 @@ def train(
                 if job.recipe.threads is not None:
                     torch.set_num_threads(job.recipe.threads)
                 with stop_signals() as stop:
-                    return _Run(job, folder, world, root, download, watch, stop).go()
+                    return _Run(job, folder, world, root, download, watch, stop, beginnings).go()
             finally:
                 torch.set_num_threads(threads)
 
@@ -161,7 +164,15 @@ class _Segment:
 
 class _Run:
     def __init__(
-        self, job: Job, folder: Path, world: World, root: Path | None, download: bool, watch: Watch, stop: list[int]
+        self,
+        job: Job,
+        folder: Path,
+        world: World,
+        root: Path | None,
+        download: bool,
+        watch: Watch,
+        stop: list[int],
+        beginnings: Path | None,
     ) -> None:
         recipe = job.recipe
         self.job, self.recipe, self.folder, self.world, self.watch, self.stop = job, recipe, folder, world, watch, stop
@@ -188,6 +199,7 @@ class _Run:
         self.seconds: list[float] = []
         self.totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # of the epoch: loss, right ones, seen
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.numeric.precision == "float16")
+        self.beginnings = beginnings
 
     def _segments(self) -> list[_Segment]:
         recipe, method = self.recipe, dataclasses.replace(self.job.method)
@@ -205,6 +217,11 @@ class _Run:
     def go(self) -> dict[str, Any]:
         saved = self._latest()
         self.record = self._new_record()
+        self.beginning = self._beginning()
+        if saved is None:
+            self.record.pop("began_with", None)  # of an attempt that came to no checkpoint of its own
+            if self.beginning and (saved := self.beginning.take()):
+                self.record["began_with"] = {"run": saved.state["run"], "steps": saved.step}
         if saved is None:
             self._enter(0, None)
         else:
@@ -233,6 +250,17 @@ class _Run:
         saved = checkpoint.load_latest(checkpoints) if self.world.first else None
         step = self.world.told(saved and saved.step)
         return saved if self.world.first or step is None else checkpoint.load(checkpoints, step)
+
+    def _beginning(self) -> Beginning | None:
+        """What this run has in common with those of other strengths: whole epochs of one process."""
+        first = self.segments[0]
+        epochs = first.method.alike_for(first.plan) // self.epoch_steps
+        if self.beginnings is None or self.world.size > 1 or not epochs:
+            return None
+        settings = self.job.settings()
+        method = {key: value for key, value in settings["method"].items() if key != "strength"}
+        where = {key: self.record[key] for key in ("commit", "versions", "hardware", "numeric", "data")}
+        return Beginning(self.beginnings, {**settings, "method": method, **where}, epochs * self.epoch_steps)
 
     def _stop_if_asked(self, saved: bool = False) -> None:
         if not self.world.agreed(bool(self.stop)):
@@ -506,6 +534,8 @@ class _Run:
         }
         if self.world.first:
             checkpoint.save(self.folder / "checkpoints", self.step, model, state)
+            if self.beginning and self.step == self.beginning.step:
+                self.beginning.leave(self.job.folder_name, model, state)
             timing = {"epoch_seconds": self.seconds, "steps": self.step}
             write_atomically(self.folder / "timing.json", json.dumps(timing))
         self.world.wait()

@@ -123,7 +123,7 @@ def continued(found: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, An
     """
     if found is None:
         return now
-    keys = ("command", "commit", "versions", "hardware", "continued_by")
+    keys = ("command", "commit", "versions", "hardware", "continued_by", "began_with")
     kept: dict[str, Any] = {key: found[key] for key in keys if key in found}
     known = [kept, *kept.get("continued_by", [])]
     this = {key: now[key] for key in ("commit", "versions")}

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rewa.baselines import make
 from rewa.names import nearest
+from rewa.train.beginnings import beginnings_in, forget
 from rewa.train.job import Job, load_data
 from rewa.train.loop import Stopped, TrainingError, Watch, stop_signals, train
 from rewa.train.recipes import Recipe, override, setting_names
@@ -216,6 +217,7 @@ def run_jobs(
             run_local(jobs, out, workers=number, root=root, device=device, tick=tick, failures=progress.failures)
     if progress.failures:
         raise RunsFailed(progress.failures, len(jobs))
+    forget(out)
 
 
 # ------------------------------------------------------------------------------------------ local processes
@@ -245,7 +247,7 @@ def _attempt(
 ) -> str | None:
     sys.orig_argv = command  # records name what a person typed, not how this process was started
     try:
-        train(job, out, root=root, device=device, watch=watch)
+        train(job, out, root=root, device=device, watch=watch, beginnings=beginnings_in(out))
     except Stopped as stopped:
         return str(stopped)
     except (TrainingError, ValueError, OSError) as error:

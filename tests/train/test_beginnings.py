@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
+
+from rewa.baselines import make
+from rewa.baselines.method import Plan
+from rewa.train.beginnings import Beginning, beginnings_in
+from rewa.train.job import job
+from rewa.train.loop import train
+from rewa.train.sweep import run_jobs
+
+SHORT = ("epochs=4", "compressions=1,5", "model=mlp", "hidden=20")
+LATE = ("begin=0.6", "end=0.9")  # 2.4 epochs are before the first cut: two whole ones are shared
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    """A run decides on its precision itself."""
+    torch.set_default_dtype(torch.float32)
+
+
+def record_of(folder):
+    return json.loads((folder / "record.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["gmp", "gmp+ham", "rewa-annealed+gmp"])
+def test_a_run_that_begins_with_another_is_what_it_would_have_been_alone(tmp_path, name):
+    jobs = [job("digits", name, strength=zeros, changes=[*SHORT, *LATE]) for zeros in (0.8, 0.95)]
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    for one in jobs:
+        train(one, alone)
+        train(one, shared, beginnings=beginnings_in(shared))
+    first, second = (one.folder_name for one in jobs)
+    steps = 2 * (record_of(alone / first)["data"]["train"] // jobs[0].recipe.batch_size)
+    assert record_of(shared / first) == record_of(alone / first)
+    assert record_of(shared / second) == record_of(alone / second) | {"began_with": {"run": first, "steps": steps}}
+    for run in (first, second):
+        for file in ("trained.safetensors", "model.safetensors"):
+            assert (shared / run / file).read_bytes() == (alone / run / file).read_bytes()
+
+
+def test_other_seeds_settings_and_methods_begin_by_themselves(tmp_path):
+    begins_late = [
+        job("digits", "gmp", strength=0.8, changes=[*SHORT, *LATE]),
+        job("digits", "gmp", strength=0.9, changes=[*SHORT, *LATE], seed=1),
+        job("digits", "gmp", strength=0.95, changes=[*SHORT, *LATE, "lr=0.01"]),
+        job("digits", "gmp+ham", strength=0.9, changes=[*SHORT, *LATE]),
+    ]
+    at_once = [job("digits", name, strength=0.5, changes=SHORT) for name in ("gmp", "rigl", "l1")]
+    for one in (*begins_late, *at_once):
+        assert "began_with" not in train(one, tmp_path, beginnings=beginnings_in(tmp_path))
+    assert len(list(beginnings_in(tmp_path).iterdir())) == len(begins_late)
+
+
+def test_a_sweep_shares_beginnings_and_leaves_none_behind(tmp_path):
+    jobs = [job("digits", "gmp", strength=zeros, changes=[*SHORT, *LATE]) for zeros in (0.8, 0.95)]
+    run_jobs(jobs, tmp_path, workers=1, show=lambda progress: nullcontext(lambda: None))
+    assert record_of(tmp_path / jobs[1].folder_name)["began_with"]["run"] == jobs[0].folder_name
+    assert not beginnings_in(tmp_path).exists()
+
+
+def test_the_strength_plays_no_part_before_the_first_cut():
+    plan = Plan(learning_rates=(0.1,) * 100, steps_per_epoch=10)
+    assert make("gmp", strength=0.9).alike_for(plan) == 20
+    assert make("gmp+ham", strength=0.9).alike_for(plan) == 20
+    assert make("ham", strength=0.9).alike_for(plan) == 0
+    assert make("rigl", strength=0.9).alike_for(plan) == 0
+    assert make("l1", strength=0.9).alike_for(plan) == 0
+
+
+def test_a_damaged_beginning_is_not_taken(tmp_path):
+    beginning = Beginning(tmp_path, {"seed": 0}, 5)
+    assert beginning.take() is None
+    for run in ("first", "second"):  # the second comes too late
+        beginning.leave(run, {"weight": torch.ones(2)}, {"rows": []})
+    saved = beginning.take()
+    assert (saved.step, saved.state) == (5, {"rows": [], "run": "first"})
+    assert Beginning(tmp_path, {"seed": 1}, 5).take() is None
+    (path,) = tmp_path.glob("*/step-*/model.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert beginning.take() is None
