@@ -202,6 +202,12 @@ def test_the_contest_for_the_front_is_repeated_first(tmp_path):
     again = repeated(comparison, jobs, (1, 10), 3)
     order = ("dense", "rewa", "l1", "spred")
     assert [(job.seed, job.method.label) for job in again] == [(seed, label) for seed in (1, 2) for label in order]
+    # One run of every method, then the next.
+    more = Job(recipe=recipe, method=make("dense", strength=2e-4))
+    train_to((98.9, 60.0), more, tmp_path)
+    (both,) = compare(read([tmp_path]))
+    again = repeated(both, [*jobs, more], (1, 10), 2, margin=0.4)
+    assert [job.method.label for job in again] == [*order, "dense"]
     # What is more than a point and a half behind everywhere is not repeated.
     again = repeated(comparison, jobs, (1, 10), 2, within=1.5)
     assert [job.method.label for job in again] == ["dense", "rewa", "l1"]

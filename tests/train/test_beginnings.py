@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from contextlib import nullcontext
 
 import pytest
@@ -9,9 +11,10 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 
 from rewa.baselines import make
 from rewa.baselines.method import Plan
-from rewa.train.beginnings import Beginning, beginnings_in
+from rewa.train import checkpoint
+from rewa.train.beginnings import Beginning
 from rewa.train.job import job
-from rewa.train.loop import train
+from rewa.train.loop import Stopped, Watch, train
 from rewa.train.sweep import run_jobs
 
 SHORT = ("epochs=4", "compressions=1,5", "model=mlp", "hidden=20")
@@ -34,7 +37,7 @@ def test_a_run_that_begins_with_another_is_what_it_would_have_been_alone(tmp_pat
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     for one in jobs:
         train(one, alone)
-        train(one, shared, beginnings=beginnings_in(shared))
+        train(one, shared, beginnings=tmp_path / "beginnings")
     first, second = (one.folder_name for one in jobs)
     steps = 2 * (record_of(alone / first)["data"]["train"] // jobs[0].recipe.batch_size)
     assert record_of(shared / first) == record_of(alone / first)
@@ -53,15 +56,38 @@ def test_other_seeds_settings_and_methods_begin_by_themselves(tmp_path):
     ]
     at_once = [job("digits", name, strength=0.5, changes=SHORT) for name in ("gmp", "rigl", "l1")]
     for one in (*begins_late, *at_once):
-        assert "began_with" not in train(one, tmp_path, beginnings=beginnings_in(tmp_path))
-    assert len(list(beginnings_in(tmp_path).iterdir())) == len(begins_late)
+        assert "began_with" not in train(one, tmp_path / "runs", beginnings=tmp_path / "beginnings")
+    assert len(list((tmp_path / "beginnings").iterdir())) == len(begins_late)
 
 
 def test_a_sweep_shares_beginnings_and_leaves_none_behind(tmp_path):
     jobs = [job("digits", "gmp", strength=zeros, changes=[*SHORT, *LATE]) for zeros in (0.8, 0.95)]
     run_jobs(jobs, tmp_path, workers=1, show=lambda progress: nullcontext(lambda: None))
     assert record_of(tmp_path / jobs[1].folder_name)["began_with"]["run"] == jobs[0].folder_name
-    assert not beginnings_in(tmp_path).exists()
+    assert len(json.loads((tmp_path / jobs[1].folder_name / "timing.json").read_text())["epoch_seconds"]) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {one.folder_name for one in jobs}
+
+
+class StopAfter(Watch):
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def epoch(self, row):
+        if row["epoch"] == self.epochs:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stopped_run_still_says_what_it_began_with_and_leaves_nothing_that_others_trained(tmp_path):
+    jobs = [job("digits", "gmp", strength=zeros, changes=[*SHORT, *LATE]) for zeros in (0.8, 0.95)]
+    beginnings = tmp_path / "beginnings"
+    with pytest.raises(Stopped):
+        train(jobs[0], tmp_path, beginnings=beginnings, watch=StopAfter(1))
+    train(jobs[0], tmp_path, beginnings=beginnings)  # its first epoch may be another machine's
+    assert not beginnings.exists()
+    train(job("digits", "gmp", strength=0.5, changes=[*SHORT, *LATE]), tmp_path, beginnings=beginnings)
+    with pytest.raises(Stopped):
+        train(jobs[1], tmp_path, beginnings=beginnings, watch=StopAfter(3))
+    assert train(jobs[1], tmp_path)["began_with"]["run"] == "digits-gmp-0.5-s0"
 
 
 def test_the_strength_plays_no_part_before_the_first_cut():
@@ -77,10 +103,19 @@ def test_a_damaged_beginning_is_not_taken(tmp_path):
     beginning = Beginning(tmp_path, {"seed": 0}, 5)
     assert beginning.take() is None
     for run in ("first", "second"):  # the second comes too late
-        beginning.leave(run, {"weight": torch.ones(2)}, {"rows": []})
+        beginning.leave({"weight": torch.ones(2)}, {"run": run})
     saved = beginning.take()
-    assert (saved.step, saved.state) == (5, {"rows": [], "run": "first"})
+    assert (saved.step, saved.state) == (5, {"run": "first"})
     assert Beginning(tmp_path, {"seed": 1}, 5).take() is None
     (path,) = tmp_path.glob("*/step-*/model.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     assert beginning.take() is None
+
+
+def test_a_beginning_that_cannot_be_left_does_not_end_the_run(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.warns(RuntimeWarning, match="cannot go on from this one: no space left"):
+        Beginning(tmp_path, {"seed": 0}, 5).leave({"weight": torch.ones(2)}, {})

@@ -1,7 +1,8 @@
 """Runs that begin alike train their beginning once: under GMP, say, the share of zeros plays no part before the first cut.
 
-The first of them leaves a checkpoint after the last whole epoch that all have in common, and the others go on from it. What a
-run does is a function of its settings, its seed and the step, so they end with the same bytes as if each had trained alone.
+The first of them leaves a checkpoint after the last whole epoch that all have in common, and those that start later go on from
+it. What a run does is a function of its settings, its seed and the step, so they end as if each had trained alone: on a CPU
+with the same bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import pickle
-import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,7 @@ from torch import Tensor
 from rewa.train import checkpoint
 from rewa.train.checkpoint import Checkpoint
 
-__all__ = ["Beginning", "beginnings_in", "forget"]
-
-
-def beginnings_in(out: Path) -> Path:
-    """Where the runs of a folder leave their beginnings.
-
-    Args:
-        out: Folder of runs.
-    """
-    return out / ".beginnings"
-
-
-def forget(out: Path) -> None:
-    """Delete the beginnings of runs that are all done.
-
-    Args:
-        out: Folder of runs.
-    """
-    shutil.rmtree(beginnings_in(out), ignore_errors=True)
+__all__ = ["Beginning"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +29,7 @@ class Beginning:
     """What a run shares with those that differ in strength only.
 
     Args:
-        folder: Where beginnings are left.
+        folder: Where runs leave their beginnings, while one sweep lasts: what an earlier one left, other code may have trained.
         terms: All that decides the outcome, the strength aside, as JSON has it.
         step: Steps that they have in common.
     """
@@ -61,20 +44,19 @@ class Beginning:
 
     def take(self) -> Checkpoint | None:
         """What another run left; None if none did, or if it is damaged."""
-        with contextlib.suppress(FileNotFoundError, KeyError, ValueError, pickle.UnpicklingError):
+        with contextlib.suppress(OSError, KeyError, ValueError, pickle.UnpicklingError):
             return checkpoint.load(self._place, self.step)
         return None
 
-    def leave(self, run: str, model: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Leave it for the others, unless one of them was faster.
+    def leave(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Leave it for the others, unless one of them was faster. If that fails, they train it themselves.
 
         Args:
-            run: Whose it is.
             model: As of :func:`rewa.train.checkpoint.save`.
             state: As of :func:`rewa.train.checkpoint.save`.
         """
         try:
-            checkpoint.save(self._place, self.step, model, {**state, "run": run})
-        except OSError:
+            checkpoint.save(self._place, self.step, model, state)
+        except OSError as error:
             if self.take() is None:
-                raise
+                warnings.warn(f"other runs cannot go on from this one: {error}", RuntimeWarning, stacklevel=2)

@@ -47,8 +47,8 @@ def save(folder: Path, step: int, model: dict[str, Tensor], state: dict[str, Any
     if (folder / f"step-{step:08d}").exists():  # the same step is the same state
         return folder / f"step-{step:08d}"
     target, scratch = folder / f"step-{step:08d}", folder / f".step-{step:08d}.{os.getpid()}"
+    scratch.mkdir()
     try:
-        scratch.mkdir()
         # Plain safetensors cannot share memory between names, nor keep strides.
         save_file({name: tensor.contiguous().clone() for name, tensor in model.items()}, scratch / FILES[0])
         with (scratch / FILES[1]).open("wb") as file:  # a full disk is then an OSError, not torch's riddle

@@ -222,6 +222,9 @@ class _Run:
             self.record.pop("began_with", None)  # of an attempt that came to no checkpoint of its own
             if self.beginning and (saved := self.beginning.take()):
                 self.record["began_with"] = {"run": saved.state["run"], "steps": saved.step}
+                self.seconds = saved.state["seconds"]
+        else:
+            self.beginning = None  # another process trained part of it, elsewhere perhaps
         if saved is None:
             self._enter(0, None)
         else:
@@ -259,8 +262,9 @@ class _Run:
             return None
         settings = self.job.settings()
         method = {key: value for key, value in settings["method"].items() if key != "strength"}
-        where = {key: self.record[key] for key in ("commit", "versions", "hardware", "numeric", "data")}
-        return Beginning(self.beginnings, {**settings, "method": method, **where}, epochs * self.epoch_steps)
+        here = {key: value for key, value in provenance().items() if key in ("versions", "hardware")}
+        terms = {**settings, "method": method, **here, "numeric": self.record["numeric"], "data": self.record["data"]}
+        return Beginning(self.beginnings, terms, epochs * self.epoch_steps)
 
     def _stop_if_asked(self, saved: bool = False) -> None:
         if not self.world.agreed(bool(self.stop)):
@@ -312,7 +316,8 @@ class _Run:
         if self.world.first:  # the totals are of all processes, and will be added up again
             self.totals = state["totals"].to(self.world.device)
         timing = self.folder / "timing.json"
-        self.seconds = json.loads(timing.read_text())["epoch_seconds"][: len(self.rows)] if timing.exists() else []
+        if timing.exists():
+            self.seconds = json.loads(timing.read_text())["epoch_seconds"][: len(self.rows)]
         if state["numeric"] != self.record["numeric"]:
             warnings.warn(
                 f"this run began with {state['numeric']} and goes on with {self.record['numeric']}: it will not be bit for bit "
@@ -535,7 +540,7 @@ class _Run:
         if self.world.first:
             checkpoint.save(self.folder / "checkpoints", self.step, model, state)
             if self.beginning and self.step == self.beginning.step:
-                self.beginning.leave(self.job.folder_name, model, state)
+                self.beginning.leave(model, {**state, "run": self.job.folder_name, "seconds": self.seconds})
             timing = {"epoch_seconds": self.seconds, "steps": self.step}
             write_atomically(self.folder / "timing.json", json.dumps(timing))
         self.world.wait()

@@ -10,10 +10,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,7 +26,6 @@ from torch import Tensor
 
 from rewa.baselines import make
 from rewa.names import nearest
-from rewa.train.beginnings import beginnings_in, forget
 from rewa.train.job import Job, load_data
 from rewa.train.loop import Stopped, TrainingError, Watch, stop_signals, train
 from rewa.train.recipes import Recipe, override, setting_names
@@ -209,15 +210,17 @@ def run_jobs(
         Stopped: After SIGTERM or SIGINT, when every run has saved itself.
     """
     progress = Progress(out, jobs)
-    with show(progress) as tick:
-        if ray:
-            run_ray(jobs, out, address=ray, root=root, device=device, tick=tick, failures=progress.failures)
-        else:
-            number = workers_for(jobs) if workers is None else workers
-            run_local(jobs, out, workers=number, root=root, device=device, tick=tick, failures=progress.failures)
+    out.mkdir(parents=True, exist_ok=True)
+    with show(progress) as tick, tempfile.TemporaryDirectory(dir=out, prefix=".beginnings-") as beginnings:
+        do = (
+            partial(run_ray, address=ray)
+            if ray
+            else partial(run_local, workers=workers_for(jobs) if workers is None else workers)
+        )
+        told: dict[str, Any] = {"tick": tick, "failures": progress.failures}
+        do(jobs, out, root=root, device=device, beginnings=Path(beginnings).resolve(), **told)
     if progress.failures:
         raise RunsFailed(progress.failures, len(jobs))
-    forget(out)
 
 
 # ------------------------------------------------------------------------------------------ local processes
@@ -233,21 +236,35 @@ class _Orphaned(Watch):
             os._exit(1)
 
 
-def _serve(connection: Connection, out: Path, root: Path | None, device: str | None, threads: int, command: list[str]) -> None:
+def _serve(
+    connection: Connection,
+    out: Path,
+    root: Path | None,
+    device: str | None,
+    command: list[str],
+    beginnings: Path | None,
+    threads: int,
+) -> None:
     """The life of a worker: take a job, train it, say None or what went wrong."""
     torch.set_num_threads(threads)
     watch = _Orphaned()
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # nobody gives jobs any more, or wants an answer
         while (job := connection.recv()) is not None:
-            connection.send(_attempt(job, out, root, device, command, watch))
+            connection.send(_attempt(job, out, root, device, command, beginnings, watch))
 
 
 def _attempt(
-    job: Job, out: Path, root: Path | None, device: str | None, command: list[str], watch: Watch | None = None
+    job: Job,
+    out: Path,
+    root: Path | None,
+    device: str | None,
+    command: list[str],
+    beginnings: Path | None,
+    watch: Watch | None = None,
 ) -> str | None:
     sys.orig_argv = command  # records name what a person typed, not how this process was started
     try:
-        train(job, out, root=root, device=device, watch=watch, beginnings=beginnings_in(out))
+        train(job, out, root=root, device=device, watch=watch, beginnings=beginnings)
     except Stopped as stopped:
         return str(stopped)
     except (TrainingError, ValueError, OSError) as error:
@@ -305,6 +322,7 @@ def run_local(
     device: str | None = None,
     tick: Callable[[], None] = lambda: None,
     failures: list[Failure] | None = None,
+    beginnings: Path | None = None,
 ) -> list[Failure]:
     """Do the runs on processes of this machine; a run whose process dies is taken up again from its checkpoint.
 
@@ -316,6 +334,7 @@ def run_local(
         device: Such as ``"cpu"``.
         tick: Called about twice a second.
         failures: Where to put the runs that failed, as soon as they do.
+        beginnings: Where runs leave what others may go on from, see :mod:`rewa.train.beginnings`; None for none.
 
     Returns:
         The runs that failed.
@@ -332,7 +351,7 @@ def run_local(
         try:
             while (waiting or any(worker.job for worker in crew)) and not stop:
                 while len(crew) < min(workers, len(waiting) + sum(worker.job is not None for worker in crew)):
-                    crew.append(_Worker(out, root, device, threads, sys.orig_argv))
+                    crew.append(_Worker(out, root, device, sys.orig_argv, beginnings, threads))
                 for worker in crew:
                     if worker.job is None and waiting:
                         worker.give(waiting.popleft())
@@ -383,6 +402,7 @@ def run_ray(
     device: str | None = None,
     tick: Callable[[], None] = lambda: None,
     failures: list[Failure] | None = None,
+    beginnings: Path | None = None,
 ) -> list[Failure]:
     """Do the runs on a Ray cluster; ``out`` and ``root`` must be folders that every node sees.
 
@@ -394,6 +414,7 @@ def run_ray(
         device: Such as ``"cpu"``.
         tick: Called about twice a second.
         failures: Where to put the runs that failed, as soon as they do.
+        beginnings: Where runs leave what others may go on from, see :mod:`rewa.train.beginnings`; None for none.
 
     Returns:
         The runs that failed.
@@ -416,7 +437,7 @@ def run_ray(
             raise ValueError(f"the Ray cluster {address} has no GPU: say --device cpu")
         nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
         cores = max(1, int(resources.get("CPU", 1)) // nodes)
-        arguments = out.resolve(), root and root.resolve(), device, sys.orig_argv
+        arguments = out.resolve(), root and root.resolve(), device, sys.orig_argv, beginnings
         running, failures = {}, [] if failures is None else failures
         for job in jobs:
             here = work.options(num_cpus=min(job.recipe.threads or cores, cores))  # more than a node has would wait forever
