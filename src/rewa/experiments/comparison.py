@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -243,14 +244,11 @@ def repeated(
             images do not tell them apart.
     """
     by_name = {job.folder_name: job for job in first}
-    turns = defaultdict[str, int](int)
-    jobs: list[tuple[int, Job]] = []
+    methods = defaultdict[str, list[Job]](list)
     for run in _chosen(comparison, compressions, within, margin):
-        label = comparison.labels[str(run.folder)]
-        jobs.append((turns[label], by_name[run.folder.name]))
-        turns[label] += 1
-    jobs.sort(key=lambda pair: pair[0])
-    return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for _, job in jobs]
+        methods[comparison.labels[str(run.folder)]].append(by_name[run.folder.name])
+    jobs = [job for turn in itertools.zip_longest(*methods.values()) for job in turn if job]
+    return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for job in jobs]
 
 
 def whole(comparison: Comparison, compressions: Sequence[float], within: float = math.inf, margin: float = 0.0) -> list[Run]:

@@ -200,6 +200,7 @@ class _Run:
         self.totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # of the epoch: loss, right ones, seen
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.numeric.precision == "float16")
         self.beginnings = beginnings
+        self.beginning: Beginning | None = None  # a run that goes on shares none: part of it was trained elsewhere perhaps
 
     def _segments(self) -> list[_Segment]:
         recipe, method = self.recipe, dataclasses.replace(self.job.method)
@@ -217,14 +218,8 @@ class _Run:
     def go(self) -> dict[str, Any]:
         saved = self._latest()
         self.record = self._new_record()
-        self.beginning = self._beginning()
         if saved is None:
-            self.record.pop("began_with", None)  # of an attempt that came to no checkpoint of its own
-            if self.beginning and (saved := self.beginning.take()):
-                self.record["began_with"] = {"run": saved.state["run"], "steps": saved.step}
-                self.seconds = saved.state["seconds"]
-        else:
-            self.beginning = None  # another process trained part of it, elsewhere perhaps
+            saved = self._begun_by_another()
         if saved is None:
             self._enter(0, None)
         else:
@@ -253,6 +248,16 @@ class _Run:
         saved = checkpoint.load_latest(checkpoints) if self.world.first else None
         step = self.world.told(saved and saved.step)
         return saved if self.world.first or step is None else checkpoint.load(checkpoints, step)
+
+    def _begun_by_another(self) -> checkpoint.Checkpoint | None:
+        """Where a run of another strength was when both were still the same."""
+        self.record.pop("began_with", None)  # of an attempt that came to no checkpoint of its own
+        self.beginning = self._beginning()
+        saved = self.beginning.take() if self.beginning else None
+        if saved:
+            self.record["began_with"] = {"run": saved.state["run"], "steps": saved.step}
+            self.seconds = saved.state["seconds"]
+        return saved
 
     def _beginning(self) -> Beginning | None:
         """What this run has in common with those of other strengths: whole epochs of one process."""

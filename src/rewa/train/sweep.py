@@ -15,7 +15,6 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -212,13 +211,12 @@ def run_jobs(
     progress = Progress(out, jobs)
     out.mkdir(parents=True, exist_ok=True)
     with show(progress) as tick, tempfile.TemporaryDirectory(dir=out, prefix=".beginnings-") as beginnings:
-        do = (
-            partial(run_ray, address=ray)
-            if ray
-            else partial(run_local, workers=workers_for(jobs) if workers is None else workers)
-        )
-        told: dict[str, Any] = {"tick": tick, "failures": progress.failures}
-        do(jobs, out, root=root, device=device, beginnings=Path(beginnings).resolve(), **told)
+        how: dict[str, Any] = {"root": root, "device": device, "tick": tick, "failures": progress.failures}
+        how["beginnings"] = Path(beginnings).resolve()
+        if ray:
+            run_ray(jobs, out, address=ray, **how)
+        else:
+            run_local(jobs, out, workers=workers_for(jobs) if workers is None else workers, **how)
     if progress.failures:
         raise RunsFailed(progress.failures, len(jobs))
 
