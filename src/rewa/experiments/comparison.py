@@ -103,7 +103,7 @@ class SweepResult(Result):
             write_atomically(out / MODELS, json.dumps(record, indent=1, allow_nan=False))
 
     def _published(self, runs: Path) -> list[Run]:
-        """The runs that the report shows: all but those of seeds that a method has not finished."""
+        """The runs that the report shows: all but those of a seed that their method is not done with."""
         found = report.read([runs])
         return whole(_only(runs, found), self.table, self.within, self.margin) if self.table else found
 
@@ -231,8 +231,8 @@ def repeated(
 
     A method is repeated with all of them or not at all: with some only, its further seeds would have less to choose from.
 
-    Seed by seed, and in each seed one run of every method, then the next: so runs of one method that begin alike seldom meet
-    before the first has left its beginning to the others. The methods are in the order of how close they come to the best one.
+    Seed by seed, and in each seed the methods that come closest to the best one first: three of them together, one run of each,
+    then the next, so runs of one method that begin alike seldom meet before the first has left its beginning to the others.
 
     Args:
         comparison: Of the first seed's runs.
@@ -247,15 +247,16 @@ def repeated(
     methods = defaultdict[str, list[Job]](list)
     for run in _chosen(comparison, compressions, within, margin):
         methods[comparison.labels[str(run.folder)]].append(by_name[run.folder.name])
-    jobs = [job for turn in itertools.zip_longest(*methods.values()) for job in turn if job]
+    order = list(methods.values())
+    threes = [order[start : start + 3] for start in range(0, len(order), 3)]
+    jobs = [job for three in threes for turn in itertools.zip_longest(*three) for job in turn if job]
     return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for job in jobs]
 
 
 def whole(comparison: Comparison, compressions: Sequence[float], within: float = math.inf, margin: float = 0.0) -> list[Run]:
-    """The runs of the first seed, and of each further one what is repeated, if all of it is done.
+    """The runs of the first seed, and of each further one what is repeated of the methods that are done with it.
 
-    Methods are compared on the same seeds, and a mean over seeds of which one had fewer strengths to choose from would be worse
-    than what the method does.
+    A mean over seeds of which one had fewer strengths to choose from would be worse than what the method does.
 
     Args:
         comparison: Of all runs.
@@ -263,16 +264,19 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
         within: As of :func:`repeated`.
         margin: As of :func:`repeated`.
     """
-
-    def what(run: Run) -> tuple[str, float | None]:
-        return comparison.labels[str(run.folder)], run.strength
-
-    wanted = {what(run) for run in _chosen(comparison, compressions, within, margin)}
-    done = defaultdict[int, set[tuple[str, float | None]]](set)
+    wanted = defaultdict[str, set[float | None]](set)
+    for run in _chosen(comparison, compressions, within, margin):
+        wanted[comparison.labels[str(run.folder)]].add(run.strength)
+    done = defaultdict[tuple[str, int], set[float | None]](set)
     for run in comparison.runs:
         if run.finished:
-            done[run.seed].add(what(run))
-    return [run for run in comparison.runs if run.seed == 0 or (what(run) in wanted and wanted <= done[run.seed])]
+            done[comparison.labels[str(run.folder)], run.seed].add(run.strength)
+
+    def counts(run: Run) -> bool:
+        label = comparison.labels[str(run.folder)]
+        return run.seed == 0 or (run.strength in wanted[label] and wanted[label] <= done[label, run.seed])
+
+    return [run for run in comparison.runs if counts(run)]
 
 
 def _chosen(comparison: Comparison, compressions: Sequence[float], within: float, margin: float) -> list[Run]:

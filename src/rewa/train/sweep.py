@@ -209,16 +209,22 @@ def run_jobs(
         Stopped: After SIGTERM or SIGINT, when every run has saved itself.
     """
     progress = Progress(out, jobs)
-    out.mkdir(parents=True, exist_ok=True)
-    with show(progress) as tick, tempfile.TemporaryDirectory(dir=out, prefix=".beginnings-") as beginnings:
+    with show(progress) as tick:
         how: dict[str, Any] = {"root": root, "device": device, "tick": tick, "failures": progress.failures}
-        how["beginnings"] = Path(beginnings).resolve()
         if ray:
             run_ray(jobs, out, address=ray, **how)
         else:
             run_local(jobs, out, workers=workers_for(jobs) if workers is None else workers, **how)
     if progress.failures:
         raise RunsFailed(progress.failures, len(jobs))
+
+
+@contextlib.contextmanager
+def _beginnings(out: Path) -> Iterator[Path]:
+    """Where the runs of one sweep leave what others may go on from, see :mod:`rewa.train.beginnings`."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".beginnings-") as folder:
+        yield Path(folder).resolve()
 
 
 # ------------------------------------------------------------------------------------------ local processes
@@ -240,7 +246,7 @@ def _serve(
     root: Path | None,
     device: str | None,
     command: list[str],
-    beginnings: Path | None,
+    beginnings: Path,
     threads: int,
 ) -> None:
     """The life of a worker: take a job, train it, say None or what went wrong."""
@@ -257,7 +263,7 @@ def _attempt(
     root: Path | None,
     device: str | None,
     command: list[str],
-    beginnings: Path | None,
+    beginnings: Path,
     watch: Watch | None = None,
 ) -> str | None:
     sys.orig_argv = command  # records name what a person typed, not how this process was started
@@ -320,7 +326,6 @@ def run_local(
     device: str | None = None,
     tick: Callable[[], None] = lambda: None,
     failures: list[Failure] | None = None,
-    beginnings: Path | None = None,
 ) -> list[Failure]:
     """Do the runs on processes of this machine; a run whose process dies is taken up again from its checkpoint.
 
@@ -332,7 +337,6 @@ def run_local(
         device: Such as ``"cpu"``.
         tick: Called about twice a second.
         failures: Where to put the runs that failed, as soon as they do.
-        beginnings: Where runs leave what others may go on from, see :mod:`rewa.train.beginnings`; None for none.
 
     Returns:
         The runs that failed.
@@ -345,7 +349,7 @@ def run_local(
     waiting, attempts, failures = deque(jobs), Counter[str](), [] if failures is None else failures
     threads = max(1, (os.cpu_count() or 1) // workers)
     crew: list[_Worker] = []
-    with stop_signals() as stop:
+    with stop_signals() as stop, _beginnings(out) as beginnings:
         try:
             while (waiting or any(worker.job for worker in crew)) and not stop:
                 while len(crew) < min(workers, len(waiting) + sum(worker.job is not None for worker in crew)):
@@ -400,7 +404,6 @@ def run_ray(
     device: str | None = None,
     tick: Callable[[], None] = lambda: None,
     failures: list[Failure] | None = None,
-    beginnings: Path | None = None,
 ) -> list[Failure]:
     """Do the runs on a Ray cluster; ``out`` and ``root`` must be folders that every node sees.
 
@@ -412,7 +415,6 @@ def run_ray(
         device: Such as ``"cpu"``.
         tick: Called about twice a second.
         failures: Where to put the runs that failed, as soon as they do.
-        beginnings: Where runs leave what others may go on from, see :mod:`rewa.train.beginnings`; None for none.
 
     Returns:
         The runs that failed.
@@ -435,6 +437,7 @@ def run_ray(
             raise ValueError(f"the Ray cluster {address} has no GPU: say --device cpu")
         nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
         cores = max(1, int(resources.get("CPU", 1)) // nodes)
+        beginnings = stack.enter_context(_beginnings(out))
         arguments = out.resolve(), root and root.resolve(), device, sys.orig_argv, beginnings
         running, failures = {}, [] if failures is None else failures
         for job in jobs:
