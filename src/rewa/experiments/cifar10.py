@@ -34,7 +34,7 @@ def _paper_decay() -> float:
 PAPER_DECAY = _paper_decay()  # 9.28e-4
 
 CIFAR10_CPU = SweepResult(
-    line="16 methods on CIFAR-10, ResNet-18 of 0.7 million weights, 12 epochs, in some twelve hours",
+    line="16 methods on CIFAR-10, ResNet-18 of 0.7 million weights, 12 epochs, in some ten hours",
     sweep=Sweep(
         recipe=RECIPES["cifar10-cpu"],
         methods=(
