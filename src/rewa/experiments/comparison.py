@@ -256,7 +256,8 @@ def repeated(
 def whole(comparison: Comparison, compressions: Sequence[float], within: float = math.inf, margin: float = 0.0) -> list[Run]:
     """The runs of the first seed, and of each further one what is repeated of the methods that are done with it.
 
-    A mean over seeds of which one had fewer strengths to choose from would be worse than what the method does.
+    A mean over seeds of which one had fewer strengths to choose from would be worse than what the method does. So methods may
+    have different numbers of seeds; the leads of :mod:`rewa.experiments.standings` are between those that have all.
 
     Args:
         comparison: Of all runs.

@@ -438,6 +438,7 @@ def run_ray(
         nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
         cores = max(1, int(resources.get("CPU", 1)) // nodes)
         beginnings = stack.enter_context(_beginnings(out))
+        stack.callback(ray.shutdown)  # first of all, so that no task writes to a folder that is being removed
         arguments = out.resolve(), root and root.resolve(), device, sys.orig_argv, beginnings
         running, failures = {}, [] if failures is None else failures
         for job in jobs:
