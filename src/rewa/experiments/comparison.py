@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -265,17 +265,21 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
         within: As of :func:`repeated`.
         margin: As of :func:`repeated`.
     """
-    wanted = defaultdict[str, set[float | None]](set)
-    for run in _chosen(comparison, compressions, within, margin):
-        wanted[comparison.labels[str(run.folder)]].add(run.strength)
-    done = defaultdict[tuple[str, int], set[float | None]](set)
-    for run in comparison.runs:
-        if run.finished:
-            done[comparison.labels[str(run.folder)], run.seed].add(run.strength)
+
+    def strengths(runs: Iterable[Run]) -> dict[tuple[str, int], set[float | None]]:
+        """By method and seed."""
+        found = defaultdict[tuple[str, int], set[float | None]](set)
+        for run in runs:
+            found[comparison.labels[str(run.folder)], run.seed].add(run.strength)
+        return found
+
+    wanted = strengths(_chosen(comparison, compressions, within, margin))
+    done = strengths(run for run in comparison.runs if run.finished)
 
     def counts(run: Run) -> bool:
         label = comparison.labels[str(run.folder)]
-        return run.seed == 0 or (run.strength in wanted[label] and wanted[label] <= done[label, run.seed])
+        again = wanted[label, 0]
+        return run.seed == 0 or (run.strength in again and again <= done[label, run.seed])
 
     return [run for run in comparison.runs if counts(run)]
 
