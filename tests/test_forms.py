@@ -234,3 +234,33 @@ def test_the_pair_form_moves_a_weight_from_zero():
     (module.weight.sum()).backward()
     optimizer.step()
     assert (module.weight < 0).all()
+
+
+@pytest.mark.parametrize("form", [Tied(K=3, M=1, eps=0.1), Tied(K=9, M=2)])
+def test_forms_under_torch_func(form):
+    """grad and vmap go through the scale that backward uses."""
+    y = torch.randn(5, 4)
+    y.requires_grad_(True)
+    (expected,) = torch.autograd.grad(form(y).square().sum(), y)
+    function = lambda y: form(y).square().sum()  # noqa: E731
+    torch.testing.assert_close(torch.func.grad(function)(y.detach()), expected)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(function))(y.detach()), expected)
+    model = rewa.reparametrize(nn.Linear(4, 2), form="pair", K=3)
+    params = dict(model.named_parameters())
+    grads = torch.func.grad(lambda params: torch.func.functional_call(model, params, (torch.ones(1, 4),)).sum())(params)
+    model(torch.ones(1, 4)).sum().backward()
+    for name, param in model.named_parameters():
+        torch.testing.assert_close(grads[name], param.grad)
+
+
+def test_matched_groups_of_a_zero_layer():
+    model = rewa.reparametrize(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), form="pair", K=2, M=1)
+    with torch.no_grad():
+        model[1].weight = torch.zeros(2, 2)
+    groups = rewa.matched_groups(model, lr=0.1, weight_decay=0.0)
+    assert len(groups) == 3  # the pair moves a weight of zero by its start value
+    tied = rewa.reparametrize(nn.Linear(3, 2), K=3)
+    with torch.no_grad():
+        tied.weight = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"'weight' is all zero.*form='pair'"):
+        rewa.matched_groups(tied, lr=0.1, weight_decay=0.0)

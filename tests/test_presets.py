@@ -31,3 +31,10 @@ def test_overrides_and_unknown_arguments():
     assert (optimizer.param_groups[0]["K"], optimizer.param_groups[0]["weight_decay"]) == (3, 0.5)
     with pytest.raises(TypeError, match="wieght_decay"):
         presets.CIFAR10.optimizer(nn.Linear(3, 2), wieght_decay=0.5)
+
+
+def test_match_goes_to_the_groups():
+    model = nn.Linear(3, 2)
+    optimizer = presets.CIFAR10.optimizer(model, match=True)
+    size = float(model.weight.detach().square().mean().sqrt())
+    assert [group["match"] for group in optimizer.param_groups] == [pytest.approx(size), 0.0]

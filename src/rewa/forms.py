@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from rewa.optim.groups import param_groups
+from rewa.optim.misuse import mark_form, retire
 from rewa.optim.optimizer import LOW_PRECISION, check_parameter, root_mean_square
 from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, step_size, to_x, to_y
 
@@ -33,11 +34,16 @@ __all__ = ["Factors", "Pair", "Tied", "matched_groups", "remove_reparametrizatio
 class _Reparameterize(torch.autograd.Function):
     """Forward ``sign(y)|y|^K``; backward the adaptive scale, the R and the A of ReWA."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, y: Tensor, K: float, M: float, eps: float) -> Tensor:
-        ctx.save_for_backward(y)
-        ctx.exponents = K, M, eps
+    def forward(y: Tensor, K: float, M: float, eps: float) -> Tensor:
         return flush_subnormal(to_x(y, K))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # apart from forward, for torch.func
+        ctx.save_for_backward(inputs[0])
+        ctx.exponents = inputs[1:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -271,6 +277,8 @@ def reparametrize(
         made.append((module, name, kind(K=K, **given)))
     for module, name, one in made:
         parametrize.register_parametrization(module, name, one)
+        for part in module.parametrizations[name].parameters(recurse=False):  # type: ignore[union-attr,index]
+            mark_form(part, form)
     return model
 
 
@@ -299,7 +307,13 @@ def matched_groups(model: nn.Module, *, lr: float, weight_decay: float) -> list[
             if isinstance(form := chain[0], Tied):
                 tensors = list(chain.parameters(recurse=False))
                 seen |= {id(tensor) for tensor in tensors}
-                rate = lr / form.step_size(root_mean_square(getattr(module, name)))
+                size = root_mean_square(getattr(module, name))
+                if not size and not isinstance(form, Pair):
+                    raise ValueError(
+                        f"{name!r} is all zero, where the tied form has no step to match: use form='pair', or leave it out of "
+                        "rewa.reparametrize"
+                    )
+                rate = lr / form.step_size(size)
                 matched.append({"params": tensors, "lr": rate, "weight_decay": weight_decay})
     if not matched:
         raise ValueError("the model has no weight in tied or pair form: call rewa.reparametrize(model, form='pair', ...) first")
@@ -310,6 +324,9 @@ def matched_groups(model: nn.Module, *, lr: float, weight_decay: float) -> list[
 def remove_reparametrization(model: nn.Module) -> nn.Module:
     """Turn every reparametrized weight of a model back into a plain parameter with the same value, in place.
 
+    The weights are new parameters. To train on, make a new optimizer: the old one holds the tensors of the form, and its next
+    step is an error.
+
     Example:
         >>> model = reparametrize(nn.Linear(4, 2))
         >>> type(remove_reparametrization(model).weight)
@@ -317,6 +334,14 @@ def remove_reparametrization(model: nn.Module) -> nn.Module:
     """
     for module in model.modules():
         for name, chain in list(getattr(module, "parametrizations", {}).items()):
-            if any(isinstance(form, (Tied, Factors)) for form in chain):
-                parametrize.remove_parametrizations(module, name)
+            forms = [type(form).__name__.lower() for form in chain if isinstance(form, (Tied, Factors))]
+            if not forms:
+                continue
+            parts = list(chain.parameters(recurse=False))
+            parametrize.remove_parametrizations(module, name)
+            weight = getattr(module, name)
+            if any(weight is part for part in parts):  # torch keeps a single part as the weight, with its optimizer's momentum
+                setattr(module, name, nn.Parameter(weight.detach().clone(), weight.requires_grad))
+            for part in parts:
+                retire(part, forms[0], name)
     return model

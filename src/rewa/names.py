@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["nearest"]
+__all__ = ["nearest", "nearest_setting"]
 
 
 def nearest(what: str, name: str, known: Iterable[str]) -> str:
@@ -24,3 +24,19 @@ def nearest(what: str, name: str, known: Iterable[str]) -> str:
     close = [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, 1, 0.4)]
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"there is no {what} {name!r}{hint} ({', '.join(lowered.values())})"
+
+
+def nearest_setting(key: str, known: Iterable[str]) -> str | None:
+    """The setting that a key was meant to be, if it is none but nearly.
+
+    Args:
+        key: The key as it was written.
+        known: The settings there are.
+
+    Example:
+        >>> nearest_setting("k", ["K", "M"]), nearest_setting("K", ["K", "M"]), nearest_setting("lr_scale", ["lr"])
+        ('K', None, None)
+    """
+    lowered = {one.lower(): one for one in known}
+    close = [] if key in lowered.values() else difflib.get_close_matches(key.lower(), lowered, 1, 0.85)
+    return lowered[close[0]] if close else None

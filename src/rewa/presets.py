@@ -46,8 +46,8 @@ class Preset:
 
         Args:
             model: The model.
-            overrides: Fields of the preset to change, ``rules`` for :func:`rewa.param_groups`, and further arguments of
-                :class:`rewa.ReWASGD` such as ``fused``.
+            overrides: Fields of the preset to change, ``rules``, ``match`` and ``plain_weight_decay`` for
+                :func:`rewa.param_groups`, and further arguments of :class:`rewa.ReWASGD` such as ``fused``.
 
         Example:
             >>> optimizer = CIFAR10.optimizer(nn.Linear(4, 2), lr=0.1, fused=True)
@@ -57,8 +57,8 @@ class Preset:
         fields = {field.name for field in dataclasses.fields(self)}
         chosen = dataclasses.replace(self, **{key: value for key, value in overrides.items() if key in fields})
         rest = {key: value for key, value in overrides.items() if key not in fields}
-        rules = rest.pop("rules", None)
-        groups = param_groups(model, K=chosen.K, M=chosen.M, eps=chosen.eps, weight_decay=chosen.weight_decay, rules=rules)
+        own = {key: rest.pop(key) for key in ("rules", "match", "plain_weight_decay") if key in rest}
+        groups = param_groups(model, K=chosen.K, M=chosen.M, eps=chosen.eps, weight_decay=chosen.weight_decay, **own)
         return ReWASGD(groups, chosen.lr, momentum=chosen.momentum, decoupled=chosen.decoupled, **rest)
 
 

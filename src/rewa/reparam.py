@@ -33,7 +33,7 @@ def check_exponents(K: float, M: float, eps: float) -> None:
         ("M", M, 0, "the adaptivity exponent of |y|^M"),
         ("eps", eps, 0, "the stabilizer beside |y|^(K-1)"),
     ):
-        if not (isinstance(value, numbers.Real) and low <= value < math.inf):
+        if isinstance(value, bool) or not (isinstance(value, numbers.Real) and low <= value < math.inf):
             raise ValueError(f"Invalid {name} value: {value!r} (allowed: a finite number >= {low}, {meaning})")
 
 

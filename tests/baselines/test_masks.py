@@ -16,11 +16,12 @@ from baselines.steps import advance, begin, line, plain, run, slanted
 from rewa.baselines.acdc import ACDC
 from rewa.baselines.dense import Dense
 from rewa.baselines.gmp import GMP
-from rewa.baselines.masks import Masked, global_masks, largest
+from rewa.baselines.masks import Masked
 from rewa.baselines.method import Plan
 from rewa.baselines.rewa import ReWA, ReWAAdam
 from rewa.baselines.rigl import RigL
 from rewa.baselines.spred import Spred
+from rewa.cutting import global_masks, largest
 
 PLAN = Plan(learning_rates=(0.05,) * 40, steps_per_epoch=4, momentum=0.9, weight_decay=0.01)
 ADAM = Plan(learning_rates=(0.01,) * 40, steps_per_epoch=4, optimizer="adamw")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -175,12 +176,17 @@ def test_what_cannot_be_annealed_is_named():
         rewa.Annealing(torch.optim.SGD([param], lr=0.1), 10)
     with pytest.raises(ValueError, match="no group of the optimizer can be annealed"):
         rewa.Annealing(rewa.ReWASGD([param], lr=0.1, K=1, M=0), 10)
-    optimizer = rewa.ReWASGD([param], **SETTING)
-    saved = optimizer.state_dict()
+
+
+def test_a_state_saved_without_annealing_is_annealed_from_then_on():
+    optimizer = rewa.ReWASGD([nn.Parameter(torch.ones(3))], **SETTING)
+    saved = copy.deepcopy(optimizer.state_dict())
     annealing = rewa.Annealing(optimizer, 10)
     optimizer.load_state_dict(saved)
-    with pytest.raises(ValueError, match="make the Annealing anew"):
-        annealing.step()
+    annealing.step()
+    assert optimizer.param_groups[0]["K"] == 1
+    annealing.at(10)
+    assert {key: optimizer.param_groups[0][key] for key in ("K", "M")} == {key: SETTING[key] for key in ("K", "M")}
 
 
 @pytest.mark.parametrize(
@@ -202,3 +208,143 @@ def test_bad_values_are_named(settings, message):
 
 def test_a_window_of_no_length_is_a_jump():
     assert [annealed(0, 2, share, begin=0.5, end=0.5) for share in (0.4, 0.5, 0.6)] == [0, 0, 2]
+
+
+def test_groups_added_later_are_annealed_too():
+    optimizer = rewa.ReWASGD([{"params": [nn.Parameter(torch.ones(3))], "K": 2, "M": 1}], lr=0.1)
+    annealing = rewa.Annealing(optimizer, 10, begin=0.0, end=1.0)
+    for _ in range(5):
+        annealing.step()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "K": 3, "M": 2})
+    annealing.step()
+    assert [(group["K"], group["M"]) for group in optimizer.param_groups] == [
+        (pytest.approx(1.6), pytest.approx(0.6)),
+        (pytest.approx(2.2), pytest.approx(1.2)),
+    ]
+    annealing.at(10)
+    assert [(group["K"], group["M"]) for group in optimizer.param_groups] == [(2, 1), (3, 2)]
+
+
+def test_groups_of_an_annealed_optimizer_start_anew_in_another():
+    optimizer = rewa.ReWASGD([nn.Parameter(torch.ones(3))], lr=0.1, K=2, M=1, weight_decay=0.5)
+    rewa.Annealing(optimizer, 10)
+    assert optimizer.param_groups[0]["K"] == 1
+    for make in (rewa.ReWASGD, lambda groups: rewa.ReWASGD([{**groups[0]}])):
+        again = make(optimizer.param_groups)
+        assert [again.param_groups[0][key] for key in ("K", "M", "weight_decay")] == [2, 1, 0.5]
+        assert "annealed_to" not in again.param_groups[0]
+
+
+@pytest.mark.parametrize("steps", [float("nan"), float("inf"), 0, -1, 2.5, True, "10"])
+def test_steps_is_a_whole_number(steps):
+    optimizer = rewa.ReWASGD([nn.Parameter(torch.ones(3))])
+    with pytest.raises(ValueError, match=r"Invalid steps: .*whole number >= 1"):
+        rewa.Annealing(optimizer, steps)
+    assert optimizer.param_groups[0]["K"] == 9
+
+
+def test_a_compiled_step_is_compiled_once():
+    """Exponents that move at every step are no constants of a graph."""
+    model = nn.Linear(4, 3)
+    twin = copy.deepcopy(model)
+    losses = {}
+    for net, compiled in ((model, True), (twin, False)):
+        optimizer = rewa.ReWASGD(rewa.param_groups(net, K=2, M=1, match=True), lr=0.1, momentum=0.9)
+        annealing = rewa.Annealing(optimizer, 20, begin=0.0, end=1.0)
+        torch._dynamo.reset()
+        step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+        with torch._dynamo.config.patch(recompile_limit=3, fail_on_recompile_limit_hit=True):
+            for _ in range(20):
+                optimizer.zero_grad()
+                net(torch.ones(2, 4)).square().sum().backward()
+                step()
+                annealing.step()
+        losses[compiled] = [param.detach().clone() for param in net.parameters()]
+    for one, other in zip(losses[True], losses[False], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+def test_it_is_a_scheduler_of_torch():
+    """Lightning and others take only instances of torch's class, and read the last rates."""
+    optimizer = rewa.ReWASGD([nn.Parameter(torch.ones(3))], lr=0.25)
+    annealing = rewa.Annealing(optimizer, 10)
+    assert isinstance(annealing, torch.optim.lr_scheduler.LRScheduler)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    optimizer.step()
+    annealing.step()
+    rates.step()
+    assert annealing.get_last_lr() == [0.125]
+    assert annealing.last_epoch == 1
+    chained = torch.optim.lr_scheduler.ChainedScheduler([rates, annealing])
+    optimizer.step()
+    chained.step()
+    assert (annealing.last_epoch, optimizer.param_groups[0]["lr"]) == (2, 0.0625)
+
+
+@pytest.mark.parametrize("base", ["sgd", "adamw", "attached"])
+def test_the_share_of_zeros_is_met_on_time_and_kept(base):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    if base == "attached":
+        optimizer = rewa.attach(torch.optim.RMSprop(rewa.param_groups(model, K=2, M=1), lr=1e-3))
+    else:
+        kind = {"sgd": rewa.ReWASGD, "adamw": rewa.ReWAAdamW}[base]
+        optimizer = kind(rewa.param_groups(model, K=2, M=1), lr=1e-2)
+    annealing = rewa.Annealing(optimizer, 40, sparsity=0.9, cut=(0.25, 0.75))
+    weights = [model[0].weight, model[2].weight]
+    zeros, total = [], 8 * 16 + 16 * 4
+    for _ in range(50):
+        optimizer.zero_grad()
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        annealing.step()
+        zeros.append(sum(int((weight == 0).sum()) for weight in weights))
+    assert zeros[8] == 0
+    assert zeros[29:] == [round(0.9 * total)] * 21
+    assert all(before <= after for before, after in itertools.pairwise(zeros))
+    # The cubic law of gradual pruning, at its middle.
+    assert zeros[19] == round(0.9 * (1 - 0.5**3) * total)
+    assert annealing.sparsity == zeros[-1] / total
+
+
+def test_cuts_resume_alike():
+    def start():
+        torch.manual_seed(0)
+        model = nn.Linear(6, 5)
+        optimizer = rewa.ReWASGD(rewa.param_groups(model, K=2, M=1, match=True), lr=0.003, momentum=0.9)
+        return model, optimizer, rewa.Annealing(optimizer, 20, sparsity=0.8)
+
+    def train(model, optimizer, annealing, first, last):
+        for seed in range(first, last):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+            optimizer.step()
+            annealing.step()
+
+    whole = start()
+    train(*whole, 0, 20)
+    first = start()
+    train(*first, 0, 11)
+    second = start()
+    for one, other in zip(second, first, strict=True):
+        one.load_state_dict(copy.deepcopy(other.state_dict()))
+    train(*second, 11, 20)
+    assert torch.equal(second[0].weight, whole[0].weight)
+    assert int((whole[0].weight == 0).sum()) == 24
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sparsity": 1.0}, "Invalid sparsity: 1.0"),
+        ({"sparsity": -0.1}, "Invalid sparsity"),
+        ({"sparsity": True}, "Invalid sparsity"),
+        ({"sparsity": 0.5, "cut": (0.5, 0.2)}, "Invalid cut"),
+        ({"sparsity": 0.5, "cut": 0.5}, "Invalid cut"),
+    ],
+)
+def test_bad_cuts_are_named(settings, message):
+    optimizer = rewa.ReWASGD([nn.Parameter(torch.ones(3))])
+    with pytest.raises(ValueError, match=message):
+        rewa.Annealing(optimizer, 10, **settings)
+    assert optimizer.param_groups[0]["K"] == 9

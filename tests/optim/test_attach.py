@@ -32,13 +32,19 @@ def test_any_optimizer_trains_y(base):
     x = torch.randn(4, 6)
     param, y = nn.Parameter(x.clone()), on_y(x, K)
     optimizer, by_hand = rewa.attach(base([param]), K=K, M=M, eps=eps), base([y])
+    beside = 0.0
+    if isinstance(optimizer, (torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam)):
+        beside, by_hand.param_groups[0]["weight_decay"] = 1e-2, 0.0
     for _ in range(20):
         grad = torch.randn(4, 6)
         param.grad = grad
         size = y.detach().abs()
         y.grad = size**M * size ** (K - 1) / (size ** (K - 1) + eps) * grad
+        decay = by_hand.param_groups[0]["lr"] * beside * y.detach()
         optimizer.step()
         by_hand.step()
+        with torch.no_grad():
+            y -= decay
         assert param.grad is grad
     torch.testing.assert_close(param.detach(), y.detach().sign() * y.detach().abs() ** K, rtol=1e-10, atol=1e-14)
 
@@ -147,10 +153,10 @@ def test_a_failing_step_leaves_weights_and_gradients_in_place():
     assert param.grad is grad
 
 
-def test_groups_with_a_prefix():
+def test_groups_of_param_groups():
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     nn.init.zeros_(model[0].bias)
-    groups = rewa.param_groups(model, K=5, prefix="rewa_", rules={r"1\.weight": {"K": 3, "eps": 0.1}})
+    groups = rewa.param_groups(model, K=5, rules={r"1\.weight": {"K": 3, "eps": 0.1}})
     optimizer = rewa.attach(torch.optim.AdamW(groups))
     assert [(group["rewa_K"], group["rewa_eps"], group["eps"]) for group in optimizer.param_groups] == [
         (5, 0.0, 1e-8),
@@ -175,7 +181,7 @@ def test_misuse_is_explained_and_changes_nothing():
         rewa.attach(torch.optim.SGD([nn.Parameter(torch.zeros(3))]))
     with pytest.raises(ValueError, match=r"bfloat16.*ReWASGD"):
         rewa.attach(torch.optim.SGD([nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]))
-    with pytest.raises(ValueError, match=r"sets K or M.*prefix='rewa_'"):
+    with pytest.raises(ValueError, match=r"sets K, which attach does not read.*rewa_K"):
         rewa.attach(torch.optim.SGD([{"params": [param], "K": 3}]))
     with pytest.raises(ValueError, match="is a ReWA optimizer already"):
         rewa.attach(rewa.ReWASGD([param]))
@@ -189,3 +195,155 @@ def test_misuse_is_explained_and_changes_nothing():
     with pytest.raises(ValueError, match="parameter 0 of group 1"):
         attached.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
     assert len(attached.param_groups) == 1
+
+
+class Sharpness(torch.optim.SGD):
+    """Saves the weights, climbs, asks the closure there, and steps from where it was, as sharpness-aware methods do."""
+
+    def step(self, closure):
+        params = [param for group in self.param_groups for param in group["params"]]
+        saved = [param.clone() for param in params]
+        with torch.enable_grad():
+            closure()
+        for param in params:
+            param.add_(param.grad, alpha=0.05)
+        with torch.enable_grad():
+            loss = closure()
+        for param, old in zip(params, saved, strict=True):
+            param.copy_(old)
+        super().step()
+        return loss
+
+
+def test_weights_saved_before_the_closure_come_back():
+    param = nn.Parameter(torch.full((2, 2), 0.5))
+    optimizer = rewa.attach(Sharpness([param], lr=0.0), K=9)
+    seen = []
+
+    def closure():
+        seen.append(param.detach().clone())
+        optimizer.zero_grad()
+        loss = param.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert torch.equal(param, torch.full((2, 2), 0.5))
+    assert torch.equal(seen[0], torch.full((2, 2), 0.5))
+    y = 0.5 ** (1 / 9)
+    torch.testing.assert_close(seen[1], torch.full((2, 2), (y + 0.05 * y**2 * 1.0) ** 9))
+
+
+def test_a_gradient_that_goes_away_between_closures():
+    """The optimizer keeps y for the weight through all its closures; at the end it is x again."""
+
+    class Twice(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        def step(self, closure):
+            for _ in range(2):
+                with torch.enable_grad():
+                    closure()
+                seen.append([param.item() for param in self.param_groups[0]["params"]])
+
+    seen, calls = [], []
+    first, second = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(0.25))
+    optimizer = rewa.attach(Twice([first, second]), K=3)
+
+    def closure():
+        optimizer.zero_grad()
+        (first if calls else first + second).backward()
+        calls.append(first.item())
+
+    optimizer.step(closure)
+    assert second.grad is None
+    assert seen[0] == seen[1] == pytest.approx([0.5 ** (1 / 3), 0.25 ** (1 / 3)])
+    assert calls == [0.5, 0.5]
+    assert (first.item(), second.item()) == (0.5, 0.25)
+
+
+def test_arguments_of_the_base_step_by_position():
+    class Scaled(torch.optim.SGD):
+        def step(self, closure=None, factor=1.0):
+            self.param_groups[0]["lr"] = factor
+            return super().step(closure)
+
+    param = nn.Parameter(torch.full((2,), 0.5))
+    optimizer = rewa.attach(Scaled([param], lr=1.0), K=3)
+    param.grad = torch.ones(2)
+    optimizer.step(None, 0.0)
+    assert torch.equal(param, torch.full((2,), 0.5))
+    optimizer.step(None, 0.1)
+    assert (param < 0.5).all()
+
+
+def test_hooks_run_once_where_the_base_calls_its_parents_step():
+    torch.optim.SGD([nn.Parameter(torch.ones(1))])  # from now on the parent's step runs hooks, too
+
+    class Child(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    param = nn.Parameter(torch.full((2,), 0.5))
+    optimizer = rewa.attach(Child([param], lr=0.1), K=9)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(("before", param[0].item())))
+    optimizer.register_step_post_hook(lambda *_: seen.append(("after", param[0].item())))
+    param.grad = torch.ones(2)
+    optimizer.step()
+    assert seen == [("before", 0.5), ("after", param[0].item())]
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop"])
+def test_decay_bypasses_an_optimizer_that_divides_by_the_size_of_its_gradient(name):
+    r"""By hand: the optimizer without decay on y, then :math:`y \leftarrow y - \eta\lambda y_\text{before}`."""
+    K, lr, decay = 3, 1e-2, 0.3
+    base = getattr(torch.optim, name)
+    x = torch.randn(4, 6)
+    param, bias, y = nn.Parameter(x.clone()), nn.Parameter(torch.ones(3)), on_y(x, K)
+    plain = nn.Parameter(torch.ones(3))
+    groups = [{"params": [param]}, {"params": [bias], "rewa_K": 1, "rewa_M": 0}]
+    optimizer = rewa.attach(base(groups, lr=lr, weight_decay=decay), K=K, M=1)
+    by_hand, coupled = base([y], lr=lr), base([plain], lr=lr, weight_decay=decay)
+    for _ in range(20):
+        param.grad, bias.grad = torch.randn(4, 6), torch.randn(3)
+        plain.grad = bias.grad.clone()
+        y.grad = y.detach().abs() * param.grad
+        before = y.detach().clone()
+        optimizer.step()
+        by_hand.step()
+        coupled.step()
+        with torch.no_grad():
+            y -= lr * decay * before
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [decay, decay]
+    torch.testing.assert_close(param.detach(), y.detach().sign() * y.detach().abs() ** K, rtol=1e-10, atol=1e-14)
+    assert torch.equal(bias, plain)
+
+
+def test_adam_with_decay_is_adamw():
+    x = torch.randn(5, 5)
+    params = [nn.Parameter(x.clone()) for _ in range(2)]
+    kinds = (torch.optim.Adam, torch.optim.AdamW)
+    optimizers = [rewa.attach(kind([p], lr=1e-2, weight_decay=0.1)) for kind, p in zip(kinds, params, strict=True)]
+    for _ in range(20):
+        grad = torch.randn(5, 5)
+        for param, optimizer in zip(params, optimizers, strict=True):
+            param.grad = grad.clone()
+            optimizer.step()
+    torch.testing.assert_close(*params, rtol=1e-9, atol=1e-13)
+
+
+def test_what_cannot_be_attached_to_is_named():
+    param = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"ASGD averages .* torch\.optim\.swa_utils\.AveragedModel"):
+        rewa.attach(torch.optim.ASGD([param]))
+    with pytest.raises(ValueError, match=r"differentiable=True.*rewa\.ReWASGD"):
+        rewa.attach(torch.optim.SGD([param], differentiable=True))
+    attached = rewa.attach(torch.optim.SGD([param]))
+    for key, message in (("K", "sets K.*rewa_K"), ("rewa_k", "rewa_k.*did you mean 'rewa_K'")):
+        with pytest.raises(ValueError, match=message):
+            attached.add_param_group({"params": [nn.Parameter(torch.ones(3))], key: 3})
+    assert len(attached.param_groups) == 1
+    with pytest.raises(ValueError, match=r"K=3 has no effect: every group sets its own K"):
+        rewa.attach(torch.optim.SGD(rewa.param_groups(nn.Linear(3, 2))), K=3)

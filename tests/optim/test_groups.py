@@ -27,7 +27,10 @@ class Net(nn.Module):
 
 
 def names(groups, **settings):
-    return [name for group in groups for name, _ in group["params"] if all(group[k] == v for k, v in settings.items())]
+    def has(group, key, value):
+        return group[f"rewa_{key}" if key in ("K", "M", "eps") else key] == value
+
+    return [name for group in groups for name, _ in group["params"] if all(has(group, *item) for item in settings.items())]
 
 
 def test_default_policy():
@@ -75,7 +78,10 @@ def test_a_rule_for_a_whole_layer_leaves_its_norms_and_biases_plain():
 def test_parameters_of_a_parametrization_stay_plain():
     layer = rewa.reparametrize(nn.Linear(3, 2), form="pair")
     assert names(rewa.param_groups(layer), K=9) == []
-    assert "already parametrized" in str(rewa.param_groups(layer))
+    assert "pair form" in str(rewa.param_groups(layer))
+    other = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2))
+    assert names(rewa.param_groups(other), K=9) == []
+    assert "already parametrized" in str(rewa.param_groups(other))
 
 
 def test_the_model_itself_is_wanted():
@@ -136,11 +142,51 @@ def test_bad_values_are_named(bad, message):
 def test_match_is_the_size_of_each_tensor():
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
     groups = rewa.param_groups(model, K=2, M=0, match=True)
-    sizes = [group["match"] for group in groups if group["K"] > 1]
+    sizes = [group["rewa_match"] for group in groups if group["rewa_K"] > 1]
     expected = [float(layer.weight.detach().pow(2).mean() ** 0.5) for layer in model]
     assert sizes == pytest.approx(expected, rel=1e-12)
-    assert all("match" not in group for group in groups if group["K"] == 1)
+    assert all("rewa_match" not in group for group in groups if group["rewa_K"] == 1)
     with pytest.raises(ValueError, match="ReWAAdamW takes no match"):
         rewa.ReWAAdamW(groups)
-    with pytest.raises(ValueError, match=r"read by rewa\.ReWASGD only"):
-        rewa.param_groups(model, match=True, prefix="rewa_")
+    with pytest.raises(ValueError, match="rewa_match"):
+        rewa.attach(torch.optim.SGD(groups))
+
+
+@pytest.mark.parametrize("make", [rewa.ReWASGD, rewa.ReWAAdamW])
+@pytest.mark.parametrize("argument", [{"K": 3}, {"M": 1}, {"eps": 0.1}, {"weight_decay": 0.5}, {"K": 9}])
+def test_an_argument_that_every_group_overrides_is_refused(make, argument):
+    (name, value), groups = next(iter(argument.items())), rewa.param_groups(nn.Linear(3, 2), K=5, weight_decay=0.2)
+    with pytest.raises(ValueError, match=rf"{name}={value} has no effect: every group sets its own {name}.*param_groups"):
+        make(groups, **argument)
+    make([{"params": nn.Linear(3, 2).weight, "K": 3}, {"params": nn.Linear(3, 2).weight}], **argument)
+
+
+def test_an_optimizer_leaves_the_groups_it_is_given_alone():
+    groups = rewa.param_groups(nn.Linear(3, 2), K=2, M=1, match=True)
+    before = [dict(group) for group in groups]
+    rewa.Annealing(rewa.ReWASGD(groups, lr=0.1), 10)
+    assert [{key: group[key] for key in old} for group, old in zip(groups, before, strict=True)] == before
+    assert [set(group) for group in groups] == [set(old) for old in before]
+
+
+def test_what_has_no_size_cannot_be_matched():
+    empty = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    empty[0].weight = nn.Parameter(torch.empty(3, 0))
+    groups = rewa.param_groups(empty, match=True)
+    assert "empty" in str(groups)
+    assert names(groups, K=9) == ["1.weight"]
+    with torch.device("meta"):
+        meta = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=r"'weight' .*meta.*to_empty"):
+        rewa.param_groups(meta, match=True)
+    rewa.param_groups(meta)
+    zero = nn.Linear(3, 2)
+    nn.init.zeros_(zero.weight)
+    with pytest.raises(ValueError, match=r"'weight' .*all zero.*rules"):
+        rewa.param_groups(zero, match=True)
+
+
+def test_the_table_says_that_what_is_frozen_now_will_not_train_later():
+    model = nn.Linear(3, 2)
+    model.weight.requires_grad_(False)
+    assert "make the groups again after unfreezing" in str(rewa.param_groups(model))

@@ -16,9 +16,18 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import rewa
 from problems import IMPLEMENTATIONS
 
+
+def unless_grouped(params, **settings):
+    """What all groups say themselves is not said again."""
+    groups = params if isinstance(params, list) and isinstance(params[0], dict) else [{}]
+    return {key: value for key, value in settings.items() if not all({key, f"rewa_{key}"} & set(group) for group in groups)}
+
+
 ALGORITHMS = {
-    "sgd": lambda params, **kw: rewa.ReWASGD(params, **{"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2, **kw}),
-    "adamw": lambda params, **kw: rewa.ReWAAdamW(params, **{"lr": 1e-2, "K": 3, **kw}),
+    "sgd": lambda params, **kw: rewa.ReWASGD(
+        params, **{"lr": 0.05, "momentum": 0.9, **unless_grouped(params, weight_decay=1e-2), **kw}
+    ),
+    "adamw": lambda params, **kw: rewa.ReWAAdamW(params, **{"lr": 1e-2, **unless_grouped(params, K=3), **kw}),
 }
 TABLE = {
     f"{name}-{implementation}": (lambda params, make=make, flags=flags, **kw: make(params, **flags, **kw))
@@ -216,9 +225,49 @@ def test_a_refused_step_moves_no_group(make):
 
 
 @every_algorithm
-def test_groups_made_for_attach_are_refused(make):
-    with pytest.raises(ValueError, match=r"sets rewa_K, rewa_M, rewa_eps, which rewa.attach reads"):
-        make(rewa.param_groups(nn.Linear(3, 2), prefix="rewa_"))
+def test_keys_that_look_like_a_setting_are_refused(make):
+    for key, meant in (("k", "K"), ("m", "M"), ("weight_deacy", "weight_decay"), ("rewa_k", "K")):
+        with pytest.raises(ValueError, match=rf"group 0 sets '{key}'.*did you mean '{meant}'"):
+            make([{"params": [nn.Parameter(torch.ones(3))], key: 3}])
+    group = make([{"params": [nn.Parameter(torch.ones(3))], "lr_scale": 2.0, "name": "head"}]).param_groups[0]
+    assert (group["lr_scale"], group["name"]) == (2.0, "head")
+
+
+@every
+def test_a_setting_edited_out_of_range_is_refused_before_anything_moves(make):
+    first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    optimizer = make([{"params": [first]}, {"params": [second]}])
+    first.grad, second.grad = torch.ones(3), torch.ones(3)
+    for key, value in (("K", 0.5), ("M", -1), ("weight_decay", -1.0), ("eps", math.nan), ("K", True)):
+        good, optimizer.param_groups[1][key] = optimizer.param_groups[1][key], value
+        with pytest.raises(ValueError, match=f"Invalid {key}"):
+            optimizer.step()
+        optimizer.param_groups[1][key] = good
+    assert torch.equal(first, torch.ones(3))
+    optimizer.step()
+    assert not torch.equal(first, torch.ones(3))
+
+
+def test_match_is_a_number():
+    for match in (True, False):
+        with pytest.raises(ValueError, match=rf"Invalid match value: {match}.*param_groups\(model, match=True\)"):
+            rewa.ReWASGD([nn.Parameter(torch.ones(3))], match=match)
+
+
+def test_eps_that_was_meant_for_adam():
+    params = [nn.Parameter(torch.ones(3))]
+    with pytest.warns(UserWarning, match=r"eps=1e-08 is ReWA's stabilizer.*Adam's own epsilon is adam_eps"):
+        rewa.ReWAAdamW(params, eps=1e-8)
+    rewa.ReWAAdamW(params, eps=1e-8, adam_eps=1e-8)
+    rewa.ReWAAdamW(params, eps=1e-3)
+
+
+def test_decay_under_which_adam_can_hold_no_weight():
+    """AdamW moves y by lr per step, so that decay bounds |x| by weight_decay^-K."""
+    params = [("weight", nn.Parameter(torch.full((3, 3), 0.1)))]
+    with pytest.warns(UserWarning, match=r"'weight'.*weight_decay=2.*0\.00195.*largest.*0\.1.*at most 1\.2"):
+        rewa.ReWAAdamW(params, lr=1e-3, weight_decay=2.0)
+    rewa.ReWAAdamW(params, lr=1e-3, weight_decay=1.2)
 
 
 @every
@@ -390,6 +439,7 @@ def test_closure_runs_with_grad_and_its_loss_is_returned(make):
     assert (param < 1).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*lets no weight exceed")
 @every
 def test_no_subnormal_weight_is_left(make):
     param = nn.Parameter(torch.tensor([1e-36, -1e-36, 0.5], dtype=torch.float32))

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rewa.baselines.masks import Masked, global_masks
+from rewa.baselines.masks import Masked
+from rewa.cutting import global_masks
 
 __all__ = ["ACDC"]
 

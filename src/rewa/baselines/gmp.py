@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rewa.baselines.masks import Masked, global_masks
+from rewa.baselines.masks import Masked
 from rewa.baselines.method import Plan
+from rewa.cutting import cubic, global_masks
 
 __all__ = ["GMP"]
 
@@ -72,7 +73,7 @@ class GMP(Masked):
             return self.strength
         if not begin <= step < end or (step - begin) % (self.every or max(1, steps // 100)):
             return None
-        return self.strength * (1 - (1 - (step - begin) / (end - begin)) ** 3)
+        return self.strength * cubic((step - begin) / (end - begin))
 
     def masks_before_forward(self, step: int) -> dict[str, Tensor] | None:
         """The largest weights of all layers."""

@@ -17,7 +17,7 @@ from rewa.baselines.on import On
 from rewa.baselines.parametrized import Parametrized
 from rewa.optim.optimizer import root_mean_square
 
-__all__ = ["Masked", "global_masks", "largest"]
+__all__ = ["Masked"]
 
 # Where zero is absorbing, weights come back with this share of the size that the weights of their layer started with.
 REGROWN_SIZE = 0.1
@@ -201,39 +201,3 @@ class Masked(On):
         """Whether a weight at exactly zero would stay there: ReWA's groups say how they scale gradients."""
         group = next(g for g in self.base_optimizer.param_groups if any(one is param for one in g["params"]))
         return bool(group.get("M", 0) > 0 or ("K" in group and group["K"] > 1 and group["eps"] > 0))
-
-
-def largest(values: Tensor, count: int) -> Tensor:
-    """Mask of the ``count`` largest values; of equal ones the first, so that every machine chooses the same.
-
-    Args:
-        values: A tensor of any shape.
-        count: How many.
-
-    Example:
-        >>> largest(torch.tensor([3.0, 1.0, 2.0, 2.0]), 2)
-        tensor([ True, False,  True, False])
-    """
-    flat = values.flatten()
-    if not 0 < count < flat.numel():
-        return torch.full_like(values, count > 0, dtype=torch.bool)
-    bar = flat.kthvalue(flat.numel() - count + 1).values
-    chosen = flat > bar
-    at_bar = (flat == bar).nonzero().flatten()
-    chosen[at_bar[: count - int(chosen.sum())]] = True
-    return chosen.view_as(values)
-
-
-def global_masks(weights: Mapping[str, Tensor], zeros: float) -> dict[str, Tensor]:
-    """Masks that keep the largest of all weights, whatever their layer; but no layer loses its last one.
-
-    Args:
-        weights: The weights by name.
-        zeros: Share of all weights that is not kept; less where one weight for each layer is more than the rest.
-    """
-    layers = [weight.detach().abs().flatten() for weight in weights.values()]
-    # A layer without any weight passes nothing on and gets no gradient, so that it could never come back.
-    sizes = torch.cat([torch.where(largest(layer, 1), math.inf, layer) for layer in layers])
-    chosen = largest(sizes, max(len(layers), round((1 - zeros) * sizes.numel())))
-    parts = torch.split(chosen, [weight.numel() for weight in weights.values()])
-    return {name: part.view(weight.shape) for (name, weight), part in zip(weights.items(), parts, strict=True)}

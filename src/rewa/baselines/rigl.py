@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rewa.baselines.masks import Masked, largest
+from rewa.baselines.masks import Masked
+from rewa.cutting import largest
 
 __all__ = ["RigL", "erdos_renyi_kernel"]
 

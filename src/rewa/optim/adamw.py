@@ -2,6 +2,8 @@ r"""Algorithm 2 of the paper: AdamW on the reparameterized weights."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +16,21 @@ from rewa.optim import foreach as lists
 from rewa.optim.optimizer import (
     Columns,
     ReWAOptimizer,
+    full,
     is_identity,
+    labels,
     learning_rate,
     read_y,
+    uncompiled_step,
     update,
     write_x,
 )
 from rewa.reparam import adaptive_scale
+from rewa.theory import adamw_bound
 
 __all__ = ["ReWAAdamW"]
+
+MISTAKEN_EPS = 1e-6  # up to here eps looks like Adam's
 
 
 class ReWAAdamW(ReWAOptimizer):
@@ -44,11 +52,12 @@ class ReWAAdamW(ReWAOptimizer):
         params: Parameters, named parameters or groups, as for any torch optimizer.
         lr: Learning rate :math:`\eta`, of y.
         betas: Decay rates of the two averages.
-        adam_eps: Adam's own epsilon; ``eps`` is the paper's.
-        weight_decay: Decoupled decay :math:`\lambda` of y.
-        K: Order of the reparameterization, any real number from 1.
-        M: Adaptivity exponent, any real number from 0; see above.
-        eps: Stabilizer :math:`\varepsilon`, compared with :math:`|y|^{K-1}`.
+        adam_eps: Adam's own epsilon, 1e-8 unless given; ``eps`` is the paper's.
+        weight_decay: Decoupled decay :math:`\lambda` of y, 1e-2 unless given. AdamW moves y by about :math:`\eta` per step,
+            whatever its gradient, so that :math:`|x| \le \lambda^{-K}` in the long run: keep it well below 1.
+        K: Order of the reparameterization, any real number from 1; 9 unless given.
+        M: Adaptivity exponent, any real number from 0; 2 unless given. See above.
+        eps: Stabilizer :math:`\varepsilon`, compared with :math:`|y|^{K-1}`; 0 unless given. **Not Adam's.**
         amsgrad: Use the maximum of the second average.
         maximize: Ascend instead.
         foreach: Use torch's list kernels (the default on CUDA).
@@ -73,11 +82,11 @@ class ReWAAdamW(ReWAOptimizer):
         lr: float | Tensor = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
-        adam_eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        K: float = 9,
-        M: float = 2,
-        eps: float = 0.0,
+        adam_eps: float | None = None,
+        weight_decay: float | None = None,
+        K: float | None = None,
+        M: float | None = None,
+        eps: float | None = None,
         amsgrad: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -87,14 +96,21 @@ class ReWAAdamW(ReWAOptimizer):
     ) -> None:
         if isinstance(lr, Tensor) and foreach and not capturable:
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
+        if eps and eps <= MISTAKEN_EPS and adam_eps is None:
+            warnings.warn(
+                f"eps={eps:g} is ReWA's stabilizer, beside |y|^(K-1); Adam's own epsilon is adam_eps. Give both to say that "
+                "you mean it.",
+                stacklevel=2,
+            )
+        given = {"K": K, "M": M, "eps": eps, "weight_decay": weight_decay, "adam_eps": adam_eps}
         defaults = {
             "lr": lr,
             "betas": betas,
-            "adam_eps": adam_eps,
-            "weight_decay": weight_decay,
-            "K": K,
-            "M": M,
-            "eps": eps,
+            "adam_eps": 1e-8,
+            "weight_decay": 1e-2,
+            "K": 9,
+            "M": 2,
+            "eps": 0.0,
             "amsgrad": amsgrad,
             "maximize": maximize,
             "foreach": foreach,
@@ -102,7 +118,27 @@ class ReWAAdamW(ReWAOptimizer):
             "differentiable": differentiable,
             "capturable": capturable,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, given, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as for every ReWA optimizer; warn where its decay is so strong that it holds no weight."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        bound = adamw_bound(group["K"], group["weight_decay"])
+        if is_identity(group) or not math.isfinite(bound):
+            return
+        for label, param in labels(group, len(self.param_groups) - 1):
+            # A sharded tensor's largest is found by all processes together.
+            largest = 0.0 if param.device.type == "meta" or not param.numel() else float(full(param.detach().abs().max()))
+            if largest > bound:
+                warnings.warn(
+                    f"{label}: weight_decay={group['weight_decay']:g} with K={group['K']:g} lets no weight exceed {bound:.3g}, "
+                    f"for AdamW moves y by about lr per step whatever its gradient, and the largest is {largest:.3g} now. "
+                    f"Give a weight_decay of at most {0.9 * largest ** (-1 / group['K']):.2g}, and see rewa explain "
+                    "--optimizer adamw.",
+                    stacklevel=5,  # who made the optimizer
+                )
+                return
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -154,6 +190,8 @@ class ReWAAdamW(ReWAOptimizer):
         Args:
             closure: Reevaluates the model and returns the loss.
         """
+        if torch.compiler.is_compiling() and self.anneals:
+            return uncompiled_step(self, closure)
         loss, grad_factor, overflow = self._begin(closure)
         for group in [] if overflow else self.param_groups:
             params: list[Any] = []

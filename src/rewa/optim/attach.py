@@ -3,13 +3,18 @@ r"""ReWA on top of any torch optimizer."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rewa.names import nearest
+from rewa.optim.misuse import PREFIX, watch_optimizers
 from rewa.optim.optimizer import (
     LOW_PRECISION,
     ReWAOptimizer,
@@ -18,6 +23,7 @@ from rewa.optim.optimizer import (
     labels,
     local,
     read_y,
+    refuse_overridden,
     write_x,
 )
 from rewa.reparam import adaptive_scale, check_exponents
@@ -25,26 +31,42 @@ from rewa.reparam import adaptive_scale, check_exponents
 __all__ = ["attach", "detach"]
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
-REMEDY = "Give its group rewa_K=1, rewa_M=0, as rewa.param_groups(model, prefix='rewa_') does for biases and norms."
+REMEDY = "Give its group rewa_K=1, rewa_M=0, as rewa.param_groups(model) does for biases and norms."
+DEFAULTS = {"K": 9, "M": 2, "eps": 0.0}
+# They divide a gradient by its size, and torch adds their weight decay to the gradient first.
+DIVIDING = (
+    *(torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax),
+    *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop),
+)
 
 
-def attach(optimizer: AnyOptimizer, *, K: float = 9, M: float = 2, eps: float = 0.0) -> AnyOptimizer:
+def attach(
+    optimizer: AnyOptimizer, *, K: float | None = None, M: float | None = None, eps: float | None = None
+) -> AnyOptimizer:
     r"""Make any torch optimizer train :math:`y` instead of :math:`x = \mathrm{sign}(y)|y|^K`.
 
     At each step the optimizer finds y where the weights were and :math:`s\,g` where the gradients were, with the adaptive
     scale :math:`s = |y|^M\,|y|^{K-1}/(|y|^{K-1}+\varepsilon)`; afterwards the weights and the gradients are back in their
-    place. The optimizer's own weight decay acts on y: without it nothing becomes sparse. Hooks, schedulers, clipping and
-    checkpoints see the weights x and their gradients, as before.
+    place. The optimizer's own weight decay acts on y: without it nothing becomes sparse. Hooks, schedulers, clipping, closures
+    and checkpoints see the weights x and their gradients, as before.
+
+    Adam, NAdam, RAdam, Adamax, Adagrad, Adadelta and RMSprop divide a gradient by its own size. Decay that is part of the
+    gradient would then move every y towards zero by about the learning rate per step, whatever the loss says. For these the
+    decay of y bypasses the optimizer, :math:`y \leftarrow y - \eta\lambda y` beside its step, as in AdamW.
 
     Args:
         optimizer: Any instance of :class:`torch.optim.Optimizer`, closures included; it is changed in place, and stays an
             instance of its class. Attach before creating learning-rate schedulers.
-        K: Order, for the groups that have no ``rewa_K`` of their own.
-        M: Adaptivity exponent, for the groups that have no ``rewa_M``.
-        eps: Stabilizer, for the groups that have no ``rewa_eps``.
+        K: Order, for the groups that have no ``rewa_K`` of their own; 9 unless given.
+        M: Adaptivity exponent, for the groups that have no ``rewa_M``; 2 unless given.
+        eps: Stabilizer, for the groups that have no ``rewa_eps``; 0 unless given.
 
     Returns:
         The same optimizer. :func:`detach` undoes it.
+
+    Raises:
+        ValueError: For values out of range, a tensor that ReWA cannot train, and optimizers that cannot be attached to: those
+            of rewa, ASGD, ``differentiable=True``. The optimizer is not changed then.
 
     Note:
         Optimizers that also change weights outside ``step`` (Lookahead, schedule-free ones) are not for this.
@@ -59,27 +81,40 @@ def attach(optimizer: AnyOptimizer, *, K: float = 9, M: float = 2, eps: float = 
         >>> isinstance(optimizer, torch.optim.RMSprop)
         True
     """
-    check_exponents(K, M, eps)
-    if isinstance(optimizer, ReWAOptimizer):
-        raise ValueError(f"{type(optimizer).__name__} is a ReWA optimizer already; pass K, M and eps to it instead")
-    if isinstance(optimizer, _Attached):
-        raise ValueError(f"ReWA is already attached to this {type(optimizer).__name__}; call rewa.detach first")
-    if "step" in vars(optimizer):
-        raise ValueError("this optimizer's step is already wrapped, by a scheduler perhaps: attach first, then wrap")
+    given = {"K": K, "M": M, "eps": eps}
+    defaults = {PREFIX + key: DEFAULTS[key] if value is None else value for key, value in given.items()}
+    check_exponents(**_settings(defaults))
+    _check_optimizer(optimizer)
+    refuse_overridden(given, optimizer.param_groups, (PREFIX,))
     for index, group in enumerate(optimizer.param_groups):
-        if "K" in group or "M" in group:
-            raise ValueError(
-                f"parameter group {index} sets K or M, which attach does not read: make the groups with "
-                "rewa.param_groups(model, prefix='rewa_')"
-            )
-        _check_group({"rewa_K": K, "rewa_M": M, "rewa_eps": eps, **group}, index)
+        _check_group({**defaults, **group}, index)
+    watch_optimizers()
     for group in optimizer.param_groups:
-        for key, value in (("rewa_K", K), ("rewa_M", M), ("rewa_eps", eps)):
+        for key, value in defaults.items():
             group.setdefault(key, value)
-    optimizer.defaults.update(rewa_K=K, rewa_M=M, rewa_eps=eps)
+    optimizer.defaults.update(defaults)
     mixed: Any = _attached_class(cast(Any, type(optimizer)))
     optimizer.__class__ = mixed
     return optimizer
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, ReWAOptimizer):
+        raise ValueError(f"{kind} is a ReWA optimizer already; pass K, M and eps to it instead")
+    if isinstance(optimizer, _Attached):
+        raise ValueError(f"ReWA is already attached to this {kind}; call rewa.detach first")
+    if isinstance(optimizer, torch.optim.ASGD):
+        raise ValueError(
+            "ASGD averages the tensors that it trains, which would be y: attach to torch.optim.SGD, and average the weights by "
+            "torch.optim.swa_utils.AveragedModel"
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ValueError(
+            f"{kind} has differentiable=True, which attach does not support: use rewa.ReWASGD(differentiable=True)"
+        )
+    if "step" in vars(optimizer):
+        raise ValueError("this optimizer's step is already wrapped, by a scheduler perhaps: attach first, then wrap")
 
 
 def detach(optimizer: AnyOptimizer) -> AnyOptimizer:
@@ -97,17 +132,23 @@ def detach(optimizer: AnyOptimizer) -> AnyOptimizer:
             "this optimizer's step is wrapped, by a scheduler perhaps: detach before that, or make a new optimizer"
         )
     for settings in (optimizer.defaults, *optimizer.param_groups):
-        for key in ("rewa_K", "rewa_M", "rewa_eps"):
-            settings.pop(key, None)
+        for key in DEFAULTS:
+            settings.pop(PREFIX + key, None)
     optimizer.__class__ = _base(optimizer)
     return optimizer
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    return {"K": group["rewa_K"], "M": group["rewa_M"], "eps": group["rewa_eps"]}
+    return {key: group[PREFIX + key] for key in DEFAULTS}
 
 
 def _check_group(group: dict[str, Any], index: int) -> None:
+    for key in group:
+        if key in ("K", "M"):
+            raise ValueError(f"parameter group {index} sets {key}, which attach does not read: its name here is {PREFIX}{key}")
+        known = [PREFIX + name for name in DEFAULTS]
+        if key.startswith(PREFIX) and key not in known:
+            raise ValueError(f"parameter group {index}: {nearest('setting', key, known)}")
     settings = _settings(group)
     check_exponents(**settings)
     for label, param in labels(group, index):
@@ -119,8 +160,17 @@ def _check_group(group: dict[str, Any], index: int) -> None:
             )
 
 
+def _decay_beside(optimizer: Optimizer, group: dict[str, Any]) -> float:
+    """The decay that must bypass the optimizer, or 0: it divides by the size of a gradient that the decay would be part of."""
+    divides = isinstance(optimizer, DIVIDING) and not isinstance(optimizer, torch.optim.AdamW)
+    coupled = divides and not group.get("decoupled_weight_decay", False) and not is_identity(_settings(group))
+    return float(group["weight_decay"]) if coupled else 0.0
+
+
 class _Attached(Optimizer):
     """Mixed in before the base optimizer's class; ``step`` runs the base step on y."""
+
+    reads_rewa_keys = True
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The mixed class has no importable name: copies and pickles name its base and mix again.
@@ -136,7 +186,7 @@ class _Attached(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for index, group in enumerate(state_dict["param_groups"]):
-            if missing := [key for key in ("rewa_K", "rewa_M", "rewa_eps") if key not in group]:
+            if missing := [PREFIX + key for key in DEFAULTS if PREFIX + key not in group]:
                 raise ValueError(
                     f"the state has no {', '.join(missing)} in parameter group {index}: it was saved without rewa.attach. "
                     "Load it into the plain optimizer, then attach."
@@ -145,66 +195,120 @@ class _Attached(Optimizer):
         super().load_state_dict(state_dict)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Perform a single optimization step of y.
 
         Args:
             closure: Reevaluates the model and returns the loss; the base optimizer may call it any number of times.
-            kwargs: Whatever else the base optimizer's step takes.
+            args: Whatever else the base optimizer's step takes.
+            kwargs: The same, by name.
         """
         swap = _Swap(self)
 
         def on_x() -> Any:
             swap.leave()
-            with torch.enable_grad():
-                loss = closure() if closure is not None else None
-            swap.enter()
-            return loss
+            try:
+                with torch.enable_grad():
+                    return closure() if closure is not None else None
+            finally:
+                swap.enter()
 
         # The base's step as its author wrote it: torch's wrapper around it would run the step hooks while y is in place.
         base: Any = _base(self).step
         base = base.__wrapped__ if getattr(base, "hooked", False) else base
-        try:
-            if closure is not None:
-                return base(self, on_x, **kwargs)
+        with self._without_hooks(), self._without_decay() as decays:
             swap.enter()
-            return base(self, **kwargs)
+            try:
+                first = [] if closure is None and not args else [None if closure is None else on_x]
+                result = base(self, *first, *args, **kwargs)
+                swap.decay(decays)
+                return result
+            finally:
+                swap.leave()
+
+    @contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        """A base that calls its parent's step must not run the hooks again, where y is in place."""
+        kept = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        try:
+            yield
         finally:
-            swap.leave()
+            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = kept
+
+    @contextmanager
+    def _without_decay(self) -> Iterator[list[float]]:
+        """Take the decay that must bypass the base out of the groups meanwhile; the decay of each group, or 0."""
+        decays = [_decay_beside(self, group) for group in self.param_groups]
+        kept = [(group, group["weight_decay"]) for group, decay in zip(self.param_groups, decays, strict=True) if decay]
+        for group, _ in kept:
+            group["weight_decay"] = 0.0
+        try:
+            yield decays
+        finally:
+            for group, decay in kept:
+                group["weight_decay"] = decay
+
+
+@dataclass
+class _Swapped:
+    """A parameter while y is in its place."""
+
+    param: Tensor
+    group: int
+    K: float
+    x: Tensor
+    y: Tensor
+    grad: Tensor | None
+    known: list[tuple[Tensor, Tensor]]  # x and y of the first time and of the last: there no root need be taken again
 
 
 class _Swap:
-    """Exchanges x for y and g for the scaled gradient, and back, for the parameters that have a gradient."""
+    """Exchanges x for y and g for the scaled gradient, and back."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.swapped: list[tuple[Tensor, Tensor | None, Tensor, Tensor, float]] = []
+        self.swapped: dict[Tensor, _Swapped] = {}
+        self.inside = False
 
     @torch.no_grad()
     def enter(self) -> None:
-        for group in self.optimizer.param_groups:
-            settings = _settings(group)
-            for param in group["params"] if not is_identity(settings) else ():
-                if param.grad is None:
-                    continue
-                if param.grad.is_sparse:
-                    raise RuntimeError("rewa.attach does not support sparse gradients; use sparse=False")
-                x = local(param).clone()
-                y = read_y(x, None, settings["K"])
-                self.swapped.append((param, param.grad, x, y, settings["K"]))
+        groups = [(index, group, _settings(group)) for index, group in enumerate(self.optimizer.param_groups)]
+        places = [(index, param, s) for index, group, s in groups if not is_identity(s) for param in group["params"]]
+        if any(param.grad is not None and param.grad.is_sparse for _, param, _ in places):
+            raise RuntimeError("rewa.attach does not support sparse gradients; use sparse=False")
+        for index, param, settings in places:
+            x = local(param).clone()
+            y = read_y(x, None, settings["K"])
+            known = self.swapped[param].known if param in self.swapped else []
+            for x_known, y_known in known:
+                y = torch.where(x == x_known, y_known, y)  # the root of the power is rounded twice
+            self.swapped[param] = _Swapped(param, index, settings["K"], x, y, param.grad, known[:1] or [(x, y)])
+            if param.grad is not None:
                 scaled = param.grad.clone()
                 local(scaled).mul_(adaptive_scale(y, **settings))
                 param.grad = scaled
-                local(param).copy_(y)
+            local(param).copy_(y)
+        self.inside = True
+
+    @torch.no_grad()
+    def decay(self, decays: list[float]) -> None:
+        """The decay beside the step of the base, of the y that the step began with."""
+        for one in self.swapped.values() if any(decays) else ():
+            if decays[one.group] and one.param.grad is not None:
+                lr = self.optimizer.param_groups[one.group]["lr"]
+                local(one.param).sub_(one.y * (lr * decays[one.group]))
 
     @torch.no_grad()
     def leave(self) -> None:
-        for param, grad, x, y, K in self.swapped:
-            y_new = local(param).clone()
-            local(param).copy_(x)
-            write_x(local(param), None, y, y_new, K)
-            param.grad = grad
-        self.swapped = []
+        for one in self.swapped.values() if self.inside else ():
+            param, y_new, (x_first, y_first) = local(one.param), local(one.param).clone(), one.known[0]
+            param.copy_(one.x)
+            write_x(param, None, one.y, y_new, one.K)
+            param.copy_(torch.where(y_new == y_first, x_first, param))
+            one.known.append((param.clone(), y_new))
+            one.param.grad = one.grad
+        self.inside = False
 
 
 def _base(optimizer: Optimizer) -> Any:

@@ -10,11 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rewa.optim.optimizer import check_nonnegative, check_settings, is_identity, root_mean_square
+from rewa.optim.misuse import PREFIX, form_of, watch_optimizers
+from rewa.optim.optimizer import REMEDY, check_nonnegative, check_settings, is_identity, root_mean_square
 from rewa.reparam import check_exponents
 
 __all__ = ["Decision", "ParamGroups", "param_groups"]
 
+REWA_KEYS = ("K", "M", "eps", "match")
 RULE_KEYS = ("sparse", "K", "M", "eps", "weight_decay", "lr", "momentum", "betas")
 
 
@@ -68,7 +70,6 @@ def param_groups(
     plain_weight_decay: float = 0.0,
     match: bool = False,
     rules: Mapping[str, Mapping[str, Any] | None] | None = None,
-    prefix: str = "",
 ) -> ParamGroups:
     r"""Parameter groups that make the weights of a model sparse and train the rest with the plain base optimizer.
 
@@ -76,7 +77,12 @@ def param_groups(
     biases and norms, many of which start at zero and would stay there, and embeddings (by layer, or by ``embed`` or
     ``token`` in the parameter's own name). Frozen parameters are left out.
 
-    What a group sets wins over the optimizer's arguments: give ``K``, ``M``, ``eps`` and ``weight_decay`` here.
+    The same groups serve :class:`rewa.ReWASGD`, :class:`rewa.ReWAAdamW` and, with :func:`rewa.attach`, any optimizer of torch.
+    What they set belongs here, not to the optimizer: ``K``, ``M``, ``eps`` and ``weight_decay``. Their keys are ``rewa_K`` and
+    so on, since ``eps`` means something else to most optimizers.
+
+    Of a model after :func:`rewa.reparametrize` the parts of the weights are plain and get ``weight_decay``: there the form
+    is ReWA, and any optimizer trains it.
 
     Args:
         model: The model.
@@ -91,8 +97,6 @@ def param_groups(
             several that match, the first counts. The settings are any of ``K, M, eps, weight_decay, lr, momentum, betas``,
             the rest as for the sparse weights; ``None`` makes the parameter plain. A tensor that is plain by default stays
             plain and takes only ``lr, momentum, betas``, unless the settings hold ``"sparse": True``.
-        prefix: Put before the keys ``K``, ``M`` and ``eps``. :func:`rewa.attach` reads them with the prefix ``"rewa_"``,
-            since ``eps`` means something else to most optimizers.
 
     Returns:
         A list of groups with named parameters. ``print`` it to see the decision for every parameter.
@@ -118,8 +122,9 @@ def param_groups(
     check_exponents(K, M, eps)
     check_nonnegative("weight_decay value", weight_decay)
     check_nonnegative("plain_weight_decay value", plain_weight_decay)
-    if match and prefix:
-        raise ValueError("match is read by rewa.ReWASGD only: leave out match or prefix")
+    if not isinstance(match, bool):
+        raise ValueError(f"Invalid match: {match!r} (allowed: True or False; rewa.ReWASGD(match=...) takes a number)")
+    watch_optimizers()
     rules = dict(rules or {})
     for pattern, settings in rules.items():
         _check_rule(pattern, settings)
@@ -142,7 +147,9 @@ def param_groups(
 
     def decide(name: str, param: Tensor) -> tuple[dict[str, Any] | None, str]:
         if not param.requires_grad:
-            return None, "frozen"
+            return None, "frozen: make the groups again after unfreezing"
+        if (form := form_of(param)) is not None:
+            return {**plain, "weight_decay": weight_decay}, f"{form} form"
         reason = reason_to_stay_plain(name, param)
         pattern = next((pattern for pattern in rules if re.fullmatch(pattern, name)), None)
         if pattern is None:
@@ -158,19 +165,30 @@ def param_groups(
     for name, param in model.named_parameters():
         settings, reason = decide(name, param)
         if match and settings is not None and not is_identity(settings):
-            settings = {**settings, "match": root_mean_square(param)}
+            settings, reason = (_matched(name, param, settings), reason) if param.numel() else (plain, "empty")
         decisions.append(Decision(name=name, param=param, settings=settings, reason=reason))
     _check_all_used(rules, [decision.name for decision in decisions])
 
     groups: dict[str, dict[str, Any]] = {}
     for decision in decisions:
         if decision.settings is not None:
-            keys = {prefix + key if key in ("K", "M", "eps") else key: value for key, value in decision.settings.items()}
+            keys = {PREFIX + key if key in REWA_KEYS else key: value for key, value in decision.settings.items()}
             group = groups.setdefault(repr(sorted(keys.items())), {"params": [], **keys})
             group["params"].append((decision.name, decision.param))
     if not groups:
         raise ValueError("the model has no parameter that requires a gradient")
     return ParamGroups(groups.values(), decisions)
+
+
+def _matched(name: str, param: Tensor, settings: dict[str, Any]) -> dict[str, Any]:
+    if param.device.type == "meta":
+        raise ValueError(
+            f"parameter {name!r} is on the meta device and has no size to match: fill the model first, by to_empty and its own "
+            "initialization, or leave out match"
+        )
+    if not (size := root_mean_square(param)):
+        raise ValueError(f"parameter {name!r} is all zero and has no size to match. {REMEDY}")
+    return {**settings, "match": size}
 
 
 def _parameters_of(model: nn.Module, *kinds: type[nn.Module]) -> set[int]:

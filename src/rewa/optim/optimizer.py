@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
 
+from rewa.names import nearest_setting
 from rewa.optim.fused import fused_step, one_layout
+from rewa.optim.misuse import PREFIX, form_of
 from rewa.reparam import check_exponents, flush_subnormal, step_size, to_x, to_y
 
 BLOCK = 1 << 16  # large enough for torch to use its threads, small enough for their caches
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+EDITABLE = ("K", "M", "eps", "weight_decay", "momentum", "match", "betas", "adam_eps")  # settings looked at before each step
 
 # What a step works on, as one list per quantity, all of one length: "x", "grad", "y" (None where x is precise enough), and
 # the algorithm's own state under the names that kernel.cpp gives it.
@@ -32,7 +35,7 @@ def check_nonnegative(what: str, value: float | Tensor) -> None:
     """Raise ``ValueError`` in torch's wording unless ``value`` is a finite number from 0."""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"Tensor {what} must be 1-element")
-    if not 0 <= value < math.inf:
+    if isinstance(value, bool) or not 0 <= value < math.inf:
         raise ValueError(f"Invalid {what}: {value} (allowed: a finite number >= 0)")
 
 
@@ -40,8 +43,14 @@ def check_settings(group: dict[str, Any]) -> None:
     """Raise ``ValueError`` for a value that no ReWA optimizer can use; ``group`` is a parameter group or the defaults."""
     lr = group["lr"]
     check_nonnegative("lr" if isinstance(lr, Tensor) and lr.numel() != 1 else "learning rate", lr)
-    for key in ("weight_decay", "momentum", "adam_eps", "match"):
+    for key in ("weight_decay", "momentum", "adam_eps"):
         check_nonnegative(f"{key} value", group.get(key, 0.0))
+    if isinstance(group.get("match"), bool):
+        raise ValueError(
+            f"Invalid match value: {group['match']} (allowed: a finite number >= 0, the magnitude to match; "
+            "rewa.param_groups(model, match=True) takes it from each tensor)"
+        )
+    check_nonnegative("match value", group.get("match", 0.0))
     if group.get("nesterov") and group["momentum"] == 0:
         raise ValueError("Nesterov momentum requires a momentum")
     if len(group.get("betas", (0, 0))) != 2:
@@ -70,6 +79,11 @@ def check_parameter(param: Tensor, label: str, group: dict[str, Any], remedy: st
     """Raise unless ReWA can train ``param``: real, dense and, where zero is absorbing, not all zero."""
     if is_identity(group):
         return
+    if (form := form_of(param)) is not None:
+        raise ValueError(
+            f"{label} is a part of a weight's {form} form, which is ReWA already: give rewa.param_groups(model) to "
+            "torch.optim.SGD or any other optimizer of torch.optim"
+        )
     if param.is_complex() or not param.is_floating_point():
         raise ValueError(f"{label} has dtype {param.dtype}; ReWA reparameterizes real floating-point tensors only. {remedy}")
     # With M = 0 and eps = 0 the scale at zero is one, so zero is no trap there; K = 1 with M > 0 is one as well.
@@ -79,6 +93,18 @@ def check_parameter(param: Tensor, label: str, group: dict[str, Any], remedy: st
             f"{label} is all zero, and with K={group['K']}, M={group['M']}, eps={group['eps']} no gradient moves a weight "
             f"from exactly 0. {remedy}"
         )
+
+
+def refuse_overridden(given: Mapping[str, float | None], params: Any, prefixes: tuple[str, ...] = (PREFIX, "")) -> None:
+    """Raise ``ValueError`` for an argument of the optimizer that no group would take, for each has a value of its own."""
+    groups = [group for group in params if isinstance(group, Mapping)]
+    for key, value in given.items():
+        own = [group[prefix + key] for group in groups for prefix in prefixes if prefix + key in group]
+        if value is not None and groups and len(own) == len(groups) == len(params):
+            values = ", ".join(map(str, dict.fromkeys(own)))
+            raise ValueError(
+                f"{key}={value} has no effect: every group sets its own {key} ({values}). Give it to rewa.param_groups."
+            )
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -117,8 +143,14 @@ def write_x(x: Tensor, kept: Tensor | None, y: Tensor, y_new: Tensor, K: float) 
 class ReWAOptimizer(Optimizer):
     """Common part of :class:`rewa.ReWASGD` and :class:`rewa.ReWAAdamW`; not meant to be constructed."""
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    anneals = False  # whether K and M move at every step: no constants for a compiled step, then
+
+    def __init__(self, params: Any, given: Mapping[str, float | None], defaults: dict[str, Any]) -> None:
+        # ``given``: the settings that are told from the algorithm's own; None stands for that.
+        params = list(params) if not isinstance(params, Tensor) else params  # torch says what is wrong with a tensor
+        defaults = {**defaults, **{key: value for key, value in given.items() if value is not None}}
         check_settings(defaults)
+        refuse_overridden(given, params)
         if defaults["fused"] and defaults["differentiable"]:
             raise RuntimeError("`fused` does not support `differentiable`")
         if defaults["foreach"] and defaults["differentiable"]:
@@ -144,20 +176,38 @@ class ReWAOptimizer(Optimizer):
         return all(group["fused"] for group in self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, with its own ``lr``, ``weight_decay``, ``K``, ``M`` or ``eps`` if given."""
+        """Add a group, with its own ``lr``, ``weight_decay``, ``K``, ``M`` or ``eps`` if given; it is copied."""
+        index = len(self.param_groups)
+        if isinstance(param_group, dict):  # torch says what is wrong with anything else
+            param_group = self._translated(param_group, index)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            if prefixed := [key for key in group if key.startswith("rewa_")]:
-                raise ValueError(f"the group sets {', '.join(prefixed)}, which rewa.attach reads: make it without prefix=")
             if group.get("match") and "match" not in self.defaults:
                 raise ValueError(f"{type(self).__name__} takes no match: Adam divides a constant factor out again")
             check_settings(group)
-            for label, param in labels(group, len(self.param_groups) - 1):
+            for label, param in labels(group, index):
                 check_parameter(param, label, group, REMEDY)
         except ValueError:
             del self.param_groups[-1]
             raise
+
+    def _translated(self, given: dict[str, Any], index: int) -> dict[str, Any]:
+        """A copy of a group under the names that the optimizer reads; what looks like a setting and is none is refused."""
+        group = {key: value for key, value in given.items() if key != "annealed_to"}
+        group.update(given.get("annealed_to", {}))  # groups of an optimizer in the middle of its annealing start anew
+        for key in [key for key in group if key.startswith(PREFIX)]:
+            name = key.removeprefix(PREFIX)
+            if name in ("K", "M", "eps", "match"):
+                if name in group:
+                    raise ValueError(
+                        f"parameter group {index} sets {name} and {key}, two values for one thing: give one of them"
+                    )
+                group[name] = group.pop(key)
+        for key in group:
+            if hint := nearest_setting(key.removeprefix(PREFIX), self.defaults):
+                raise ValueError(f"parameter group {index} sets {key!r}, which is no setting; did you mean {hint!r}?")
+        return group
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state; the float32 state of low-precision parameters comes back unrounded."""
@@ -207,6 +257,15 @@ class ReWAOptimizer(Optimizer):
             state["y"] = to_y(param.detach().to(dtype), group["K"])
         return state
 
+    def _check_edits(self) -> None:
+        """Refuse settings that were edited out of range since the last step; unchanged ones cost a comparison."""
+        checked: list[tuple[Any, ...]] = self.__dict__.setdefault("_checked", [])
+        settings = [tuple(map(group.get, EDITABLE)) for group in self.param_groups]
+        if settings != checked:
+            for group in self.param_groups:
+                check_settings(group)
+            checked[:] = settings
+
     def _check_gradients(self) -> None:
         """Refuse what no group can step, before any group has moved."""
         for group, param in [(g, p) for g in self.param_groups for p in g["params"]]:
@@ -233,9 +292,16 @@ class ReWAOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if not torch.compiler.is_compiling():
+            self._check_edits()
             self._check_gradients()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         return loss, 1.0 if scale is None else 1.0 / scale.item(), found_inf is not None and bool(found_inf.item())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def uncompiled_step(optimizer: ReWAOptimizer, closure: Callable[[], Any] | None) -> Any:
+    """A step outside the graph, for settings that would compile it again at every step."""
+    return optimizer.step(closure)
 
 
 def update(

@@ -19,6 +19,7 @@ from rewa.optim.optimizer import (
     keeps_y,
     learning_rate,
     read_y,
+    uncompiled_step,
     update,
     write_x,
 )
@@ -49,19 +50,21 @@ class ReWASGD(ReWAOptimizer):
 
     Args:
         params: Parameters, named parameters or groups, as for any torch optimizer. Groups may set ``lr``,
-            ``weight_decay``, ``momentum``, ``K``, ``M`` and ``eps`` of their own.
+            ``weight_decay``, ``momentum``, ``K``, ``M`` and ``eps`` of their own; those of :func:`rewa.param_groups` set all
+            but ``lr`` and ``momentum``, and an argument that no group would take is an error.
         lr: Learning rate :math:`\eta`, of y.
-        K: Order of the reparameterization, any real number from 1.
-        M: Adaptivity exponent, any real number from 0. A weight of the wrong sign must cross zero, where its steps vanish
-            like :math:`|y|^M`: with ``M >= 2`` and a small learning rate it is lost. ``rewa.reparametrize(form="pair")`` has
-            no such trap.
-        eps: Stabilizer :math:`\varepsilon`, compared with :math:`|y|^{K-1}`.
-        weight_decay: Decay :math:`\lambda` of y. A weight without gradient shrinks by :math:`(1 - \eta\lambda)^K` a step.
+        K: Order of the reparameterization, any real number from 1; 9 unless given.
+        M: Adaptivity exponent, any real number from 0; 2 unless given. A weight of the wrong sign must cross zero, where its
+            steps vanish like :math:`|y|^M`: with ``M >= 2`` and a small learning rate it is lost.
+            ``rewa.reparametrize(form="pair")`` has no such trap.
+        eps: Stabilizer :math:`\varepsilon`, compared with :math:`|y|^{K-1}`; 0 unless given.
+        weight_decay: Decay :math:`\lambda` of y; 1e-4 unless given. A weight without gradient shrinks by
+            :math:`(1 - \eta\lambda)^K` per step.
         momentum: Momentum :math:`\mu`.
         nesterov: Nesterov's momentum.
-        match: A modulus at which a weight moves as plain SGD would move it: the gradient is divided by
+        match: A magnitude at which a weight moves as plain SGD would move it: the gradient is divided by
             :func:`rewa.reparam.step_size` there. ``rewa.param_groups(model, match=True)`` sets it to each tensor's root mean
-            square, and one learning rate serves all K, M and widths. 0 is the paper's step.
+            square, and one learning rate serves all K, M and widths. 0, the default, is the paper's step.
         decoupled: Whether decay bypasses the momentum. ``False``, as in :class:`torch.optim.SGD` and in the paper's CIFAR-10
             runs, decays :math:`1/(1 - \mu)` times harder than ``True`` at the same ``weight_decay``.
         maximize: Ascend instead.
@@ -84,13 +87,13 @@ class ReWASGD(ReWAOptimizer):
         params: Any,
         lr: float | Tensor = 1e-3,
         *,
-        K: float = 9,
-        M: float = 2,
-        eps: float = 0.0,
-        weight_decay: float = 1e-4,
+        K: float | None = None,
+        M: float | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
         momentum: float = 0.0,
         nesterov: bool = False,
-        match: float = 0.0,
+        match: float | None = None,
         decoupled: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -98,15 +101,16 @@ class ReWASGD(ReWAOptimizer):
         differentiable: bool = False,
         capturable: bool = False,
     ) -> None:
+        given = {"K": K, "M": M, "eps": eps, "weight_decay": weight_decay, "match": match}
         defaults = {
             "lr": lr,
-            "K": K,
-            "M": M,
-            "eps": eps,
-            "weight_decay": weight_decay,
+            "K": 9,
+            "M": 2,
+            "eps": 0.0,
+            "weight_decay": 1e-4,
             "momentum": momentum,
             "nesterov": nesterov,
-            "match": match,
+            "match": 0.0,
             "decoupled": decoupled,
             "maximize": maximize,
             "foreach": foreach,
@@ -114,7 +118,7 @@ class ReWASGD(ReWAOptimizer):
             "differentiable": differentiable,
             "capturable": capturable,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, given, defaults)
 
     # Dynamo knows the name _init_group and runs it outside the graph.
     def _init_group(
@@ -139,6 +143,8 @@ class ReWASGD(ReWAOptimizer):
         Args:
             closure: Reevaluates the model and returns the loss.
         """
+        if torch.compiler.is_compiling() and self.anneals:
+            return uncompiled_step(self, closure)
         loss, grad_factor, overflow = self._begin(closure)
         for group in [] if overflow else self.param_groups:
             params: list[Any] = []
