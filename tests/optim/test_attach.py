@@ -347,3 +347,39 @@ def test_what_cannot_be_attached_to_is_named():
     assert len(attached.param_groups) == 1
     with pytest.raises(ValueError, match=r"K=3 has no effect: every group sets its own K"):
         rewa.attach(torch.optim.SGD(rewa.param_groups(nn.Linear(3, 2))), K=3)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_matched_sgd_is_rewasgd(momentum):
+    torch.manual_seed(0)
+    models = [nn.Linear(6, 5, bias=False)]
+    models.append(copy.deepcopy(models[0]))
+    groups = [rewa.param_groups(model, K=3, M=2, eps=0.1, weight_decay=1e-2, match=True) for model in models]
+    optimizers = [
+        rewa.attach(torch.optim.SGD(groups[0], lr=1e-3, momentum=momentum)),
+        rewa.ReWASGD(groups[1], lr=1e-3, momentum=momentum),
+    ]
+    for _ in range(20):
+        grad = torch.randn(5, 6)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model.weight.grad = grad.clone()
+            optimizer.step()
+    assert optimizers[0].param_groups[0]["lr"] == 1e-3
+    torch.testing.assert_close(models[0].weight, models[1].weight, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RMSprop", "SGD"])
+def test_a_matched_step_is_the_bases_for_a_weight_of_the_usual_size(name):
+    """To first order in the rate; and decay shrinks the weight by K lr weight_decay, whatever is matched."""
+    for grad, decay in ((1.0, 0.0), (0.0, 0.25)):
+        plain, ours = (nn.Linear(3, 2, bias=False) for _ in range(2))
+        for model in (plain, ours):
+            nn.init.constant_(model.weight, 0.04)
+            model.weight.grad = torch.full((2, 3), grad)
+        base, lr = getattr(torch.optim, name), 1e-6
+        optimizer = rewa.attach(base(rewa.param_groups(ours, K=5, M=2, weight_decay=decay, match=True), lr=lr))
+        optimizer.step()
+        base(plain.parameters(), lr=lr, weight_decay=0.0).step()
+        moved = [float(model.weight.detach().mean()) - 0.04 for model in (ours, plain)]
+        expected = moved[1] if grad else -5 * lr * decay * 0.04
+        assert moved[0] == pytest.approx(expected, rel=1e-3)

@@ -148,8 +148,6 @@ def test_match_is_the_size_of_each_tensor():
     assert all("rewa_match" not in group for group in groups if group["rewa_K"] == 1)
     with pytest.raises(ValueError, match="ReWAAdamW takes no match"):
         rewa.ReWAAdamW(groups)
-    with pytest.raises(ValueError, match="rewa_match"):
-        rewa.attach(torch.optim.SGD(groups))
 
 
 @pytest.mark.parametrize("make", [rewa.ReWASGD, rewa.ReWAAdamW])

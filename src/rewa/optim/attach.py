@@ -18,6 +18,7 @@ from rewa.optim.misuse import PREFIX, watch_optimizers
 from rewa.optim.optimizer import (
     LOW_PRECISION,
     ReWAOptimizer,
+    check_match,
     check_parameter,
     is_identity,
     labels,
@@ -26,13 +27,14 @@ from rewa.optim.optimizer import (
     refuse_overridden,
     write_x,
 )
-from rewa.reparam import adaptive_scale, check_exponents
+from rewa.reparam import adaptive_scale, check_exponents, step_size
 
 __all__ = ["attach", "detach"]
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 REMEDY = "Give its group rewa_K=1, rewa_M=0, as rewa.param_groups(model) does for biases and norms."
 DEFAULTS = {"K": 9, "M": 2, "eps": 0.0}
+MATCH = PREFIX + "match"
 # They divide a gradient by its size, and torch adds their weight decay to the gradient first.
 DIVIDING = (
     *(torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax),
@@ -53,6 +55,9 @@ def attach(
     Adam, NAdam, RAdam, Adamax, Adagrad, Adadelta and RMSprop divide a gradient by its own size. Decay that is part of the
     gradient would then move every y towards zero by about the learning rate per step, whatever the loss says. For these the
     decay of y bypasses the optimizer, :math:`y \leftarrow y - \eta\lambda y` beside its step, as in AdamW.
+
+    Groups of ``rewa.param_groups(model, match=True)`` let a weight of its layer's usual magnitude move as the optimizer
+    would move it without ReWA, at the same learning rate: inside the step the rate is divided by the step of x for one of y.
 
     Args:
         optimizer: Any instance of :class:`torch.optim.Optimizer`, closures included; it is changed in place, and stays an
@@ -132,7 +137,7 @@ def detach(optimizer: AnyOptimizer) -> AnyOptimizer:
             "this optimizer's step is wrapped, by a scheduler perhaps: detach before that, or make a new optimizer"
         )
     for settings in (optimizer.defaults, *optimizer.param_groups):
-        for key in DEFAULTS:
+        for key in (*DEFAULTS, "match"):
             settings.pop(PREFIX + key, None)
     optimizer.__class__ = _base(optimizer)
     return optimizer
@@ -146,11 +151,12 @@ def _check_group(group: dict[str, Any], index: int) -> None:
     for key in group:
         if key in ("K", "M"):
             raise ValueError(f"parameter group {index} sets {key}, which attach does not read: its name here is {PREFIX}{key}")
-        known = [PREFIX + name for name in DEFAULTS]
+        known = [*(PREFIX + name for name in DEFAULTS), MATCH]
         if key.startswith(PREFIX) and key not in known:
             raise ValueError(f"parameter group {index}: {nearest('setting', key, known)}")
     settings = _settings(group)
     check_exponents(**settings)
+    check_match(group.get(MATCH, 0.0))
     for label, param in labels(group, index):
         check_parameter(param, label, settings, REMEDY)
         if param.dtype in LOW_PRECISION and not is_identity(settings):
@@ -160,11 +166,24 @@ def _check_group(group: dict[str, Any], index: int) -> None:
             )
 
 
+def _divides(optimizer: Optimizer) -> bool:
+    """Whether the step of a coordinate has a size of its own, whatever the size of its gradient."""
+    return isinstance(optimizer, (*DIVIDING, torch.optim.AdamW, *filter(None, [getattr(torch.optim, "Muon", None)])))
+
+
 def _decay_beside(optimizer: Optimizer, group: dict[str, Any]) -> float:
     """The decay that must bypass the optimizer, or 0: it divides by the size of a gradient that the decay would be part of."""
     divides = isinstance(optimizer, DIVIDING) and not isinstance(optimizer, torch.optim.AdamW)
     coupled = divides and not group.get("decoupled_weight_decay", False) and not is_identity(_settings(group))
     return float(group["weight_decay"]) if coupled else 0.0
+
+
+def _step_to_match(optimizer: Optimizer, group: dict[str, Any]) -> float:
+    """How far a weight of the magnitude to match would move, for each unit that the base would move it."""
+    if not group.get(MATCH) or is_identity(_settings(group)):
+        return 1.0
+    K, M, eps = _settings(group).values()
+    return step_size(group[MATCH], K, 0, 0.0) if _divides(optimizer) else step_size(group[MATCH], K, M, eps)
 
 
 class _Attached(Optimizer):
@@ -216,7 +235,7 @@ class _Attached(Optimizer):
         # The base's step as its author wrote it: torch's wrapper around it would run the step hooks while y is in place.
         base: Any = _base(self).step
         base = base.__wrapped__ if getattr(base, "hooked", False) else base
-        with self._without_hooks(), self._without_decay() as decays:
+        with self._without_hooks(), self._for_y() as decays:
             swap.enter()
             try:
                 first = [] if closure is None and not args else [None if closure is None else on_x]
@@ -237,17 +256,26 @@ class _Attached(Optimizer):
             self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = kept
 
     @contextmanager
-    def _without_decay(self) -> Iterator[list[float]]:
-        """Take the decay that must bypass the base out of the groups meanwhile; the decay of each group, or 0."""
-        decays = [_decay_beside(self, group) for group in self.param_groups]
-        kept = [(group, group["weight_decay"]) for group, decay in zip(self.param_groups, decays, strict=True) if decay]
-        for group, _ in kept:
-            group["weight_decay"] = 0.0
+    def _for_y(self) -> Iterator[list[float]]:
+        """The groups with the rates that suit y, meanwhile; what each step must decay beside the base, or 0.
+
+        A rate divided by the step to match takes the decay with it, which is therefore multiplied by as much.
+        """
+        beside: list[float] = []
+        kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for group in self.param_groups:
+            step, decay = _step_to_match(self, group), _decay_beside(self, group)
+            beside.append(float(group["lr"]) * decay if decay else 0.0)
+            if step != 1 or decay:
+                kept.append((group, {key: group[key] for key in ("lr", "weight_decay") if key in group}))
+                group["lr"] = group["lr"] / step
+            if "weight_decay" in group:
+                group["weight_decay"] = 0.0 if decay else group["weight_decay"] * step
         try:
-            yield decays
+            yield beside
         finally:
-            for group, decay in kept:
-                group["weight_decay"] = decay
+            for group, old in kept:
+                group.update(old)
 
 
 @dataclass
@@ -292,12 +320,11 @@ class _Swap:
         self.inside = True
 
     @torch.no_grad()
-    def decay(self, decays: list[float]) -> None:
-        """The decay beside the step of the base, of the y that the step began with."""
-        for one in self.swapped.values() if any(decays) else ():
-            if decays[one.group] and one.param.grad is not None:
-                lr = self.optimizer.param_groups[one.group]["lr"]
-                local(one.param).sub_(one.y * (lr * decays[one.group]))
+    def decay(self, shares: list[float]) -> None:
+        """Decay beside the step of the base: in each group a share of the y that the step began with."""
+        for one in self.swapped.values() if any(shares) else ():
+            if shares[one.group] and one.param.grad is not None:
+                local(one.param).sub_(one.y, alpha=shares[one.group])
 
     @torch.no_grad()
     def leave(self) -> None:

@@ -39,18 +39,23 @@ def check_nonnegative(what: str, value: float | Tensor) -> None:
         raise ValueError(f"Invalid {what}: {value} (allowed: a finite number >= 0)")
 
 
+def check_match(match: float) -> None:
+    """Raise ``ValueError`` unless ``match`` is a magnitude."""
+    if isinstance(match, bool):
+        raise ValueError(
+            f"Invalid match value: {match} (allowed: a finite number >= 0, the magnitude to match; "
+            "rewa.param_groups(model, match=True) takes it from each tensor)"
+        )
+    check_nonnegative("match value", match)
+
+
 def check_settings(group: dict[str, Any]) -> None:
     """Raise ``ValueError`` for a value that no ReWA optimizer can use; ``group`` is a parameter group or the defaults."""
     lr = group["lr"]
     check_nonnegative("lr" if isinstance(lr, Tensor) and lr.numel() != 1 else "learning rate", lr)
     for key in ("weight_decay", "momentum", "adam_eps"):
         check_nonnegative(f"{key} value", group.get(key, 0.0))
-    if isinstance(group.get("match"), bool):
-        raise ValueError(
-            f"Invalid match value: {group['match']} (allowed: a finite number >= 0, the magnitude to match; "
-            "rewa.param_groups(model, match=True) takes it from each tensor)"
-        )
-    check_nonnegative("match value", group.get("match", 0.0))
+    check_match(group.get("match", 0.0))
     if group.get("nesterov") and group["momentum"] == 0:
         raise ValueError("Nesterov momentum requires a momentum")
     if len(group.get("betas", (0, 0))) != 2:
