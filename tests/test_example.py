@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rewa.example import Example, named_tensors, tensors
+from rewa.example import Example, difference, named_tensors, tensors
 
 
 class Net(nn.Module):
@@ -103,3 +103,18 @@ def test_a_shuffled_example_keeps_its_range_and_varies():
     assert other.kwargs["mask"].equal(mask)
     assert other.kwargs["flag"] is True
     assert ids.equal(torch.arange(100).reshape(2, 50))
+
+
+def test_the_difference_sees_what_is_not_finite():
+    inf, nan = torch.inf, torch.nan
+    expected = torch.tensor([1.0, inf, -inf, nan, -10.0])
+    assert difference(expected.clone(), expected) == 0
+    assert difference(torch.tensor([1.5, inf, -inf, nan, -10.0]), expected) == pytest.approx(0.05)
+    for wrong in ([1, -inf, -inf, nan, -10], [1, inf, -inf, inf, -10], [nan, inf, -inf, nan, -10], [1, 0, -inf, nan, -10]):
+        assert difference(torch.tensor(wrong, dtype=expected.dtype), expected) == inf
+    assert difference(expected.float(), expected) == inf
+    assert difference(expected[:1], expected) == inf
+    assert difference(torch.tensor([nan]), torch.tensor([nan])) == 0
+    assert difference(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64)) == 0
+    assert difference(torch.tensor([True]), torch.tensor([False])) > 1
+    assert difference(torch.tensor([1j]), torch.tensor([2j])) == 0.5

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Example", "named_tensors", "tensors"]
+__all__ = ["Example", "difference", "named_tensors", "tensors"]
 
 
 @dataclass(frozen=True)
@@ -173,3 +173,31 @@ def _walk(name: str, value: Any, above: set[int]) -> Iterator[tuple[str, Tensor]
         return
     for key, child in children:
         yield from _walk(f"{name}.{key}" if name else str(key), child, above | {id(value)})
+
+
+def difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference between two tensors, as a share of the largest finite magnitude expected.
+
+    It is infinite where shapes or dtypes differ, or where NaN and infinities stand in other places.
+
+    Args:
+        actual: What was computed.
+        expected: What should have been.
+
+    Example:
+        >>> difference(torch.tensor([1.0, 4.1]), torch.tensor([1.0, 4.0])) < 0.03
+        True
+        >>> difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, torch.nan]))
+        inf
+    """
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return torch.inf
+    if not expected.is_complex():
+        actual, expected = actual.double(), expected.double()
+    finite = expected.isfinite()
+    if not finite.equal(actual.isfinite()) or not actual[~finite].allclose(expected[~finite], equal_nan=True):
+        return torch.inf
+    if not finite.any():
+        return 0.0
+    scale = expected[finite].abs().max().clamp(min=1e-30)
+    return float((actual[finite] - expected[finite]).abs().max() / scale)
