@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -616,3 +617,44 @@ def test_gpt2s_layers_are_swapped():
             assert (layer.nf, layer.nx) == (512, 128)
             assert_close(layer(x), expected)
             assert_close(layer(x=x), expected)
+
+
+def test_what_is_put_on_top_of_a_swapped_layer_stays():
+    layer, x = sparse(nn.Linear(400, 400), 0.99), draw(32, 400)
+    model = nn.Sequential(layer)
+    plan = rewa.accelerate(model, x, rounds=5, verbose=False)
+    assert isinstance(layer, SparseLinear)
+    layer.register_forward_hook(lambda module, args, output: output + 1)
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Softplus())
+    expected = nn.functional.linear(x, layer.weight, layer.bias) + 1
+    with torch.no_grad():
+        assert_close(model(x), expected)
+        assert_close(copy.deepcopy(model)(x), expected)
+        plan.undo()
+        assert_close(model(x), expected)
+    nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    with torch.no_grad():
+        assert_close(model(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_swapped_model_compiles():
+    model, x = nn.Sequential(sparse(nn.Linear(6, 4)), sparse(nn.Linear(4, 3))), draw(3, 6)
+    with torch.no_grad():
+        expected = model(x)
+        model[0] = SparseLinear(model[0])
+        assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), expected)
+
+
+def test_threads_may_run_one_layer_at_other_shapes():
+    layer = SparseConv(sparse(nn.Conv2d(3, 5, 3, padding=1)))
+    inputs = [draw(2, 3, size, size) for size in range(4, 12)]
+    dense = copy.deepcopy(layer)
+
+    def run(x):
+        with torch.no_grad():
+            for _ in range(100):
+                assert_close(layer(x), dense(x))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, inputs))

@@ -211,12 +211,14 @@ class _Taps(_Nonzeros):
     def _places(self, group: int, grid: list[int]) -> Tensor:
         """How far from an output, counted in its own plane, the input of each nonzero lies; kept for the last shape."""
         key = (group, *grid)
-        if key not in self.places:
+        places = self.places.get(key)  # read once: another thread may be at another shape
+        if places is None:
             row, column = self.tap // self.size[1] * self.dilation[0], self.tap % self.size[1] * self.dilation[1]
             plane = (self.channel * self.stride[0] + row % self.stride[0]) * self.stride[1] + column % self.stride[1]
             shift = row // self.stride[0] * grid[1] + column // self.stride[1]
-            self.places = {key: (plane.long() * group * grid[0] * grid[1] + shift).to(torch.int32)}
-        return self.places[key]
+            places = (plane.long() * group * grid[0] * grid[1] + shift).to(torch.int32)
+            self.places = {key: places}
+        return places
 
 
 def _settings(conv: Any) -> tuple[Any, ...]:
@@ -226,7 +228,7 @@ def _settings(conv: Any) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------------------------------- layers
 
 
-class _Sparse(nn.Module):
+class _Sparse(nn.Module, ABC):
     """A layer of its dense class in every respect, except that it runs by its nonzeros wherever these are right.
 
     An instance belongs to a class made from this one and the dense layer's own. It has the dense layer's attributes and
@@ -243,8 +245,9 @@ class _Sparse(nn.Module):
             self.__dict__[name] = copy.copy(value) if isinstance(value, (dict, set)) else value
         self.__dict__["_nonzeros"] = self._read(dense, kernel)
 
+    @abstractmethod
     def _read(self, dense: nn.Module, kernel: str) -> _Nonzeros:
-        raise NotImplementedError
+        """The weight's nonzeros for a kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
         return self._run(input)
@@ -252,9 +255,9 @@ class _Sparse(nn.Module):
     def _run(self, x: Tensor) -> Tensor:
         nonzeros: _Nonzeros | None = self.__dict__.get("_nonzeros")
         if (
-            nonzeros is None
+            torch.compiler.is_compiling()
             or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-            or torch.compiler.is_compiling()
+            or nonzeros is None
             or not nonzeros.hold(self, x)
         ):
             result: Tensor = super().forward(x)  # of the dense class
@@ -262,6 +265,8 @@ class _Sparse(nn.Module):
         return nonzeros.product(x, self._parameters["bias"])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if "_dense" not in vars(type(self)):  # a class that parametrize made from this one
+            return super().__reduce_ex__(protocol)
         state = {name: value for name, value in vars(self).items() if name != "_nonzeros"}
         return copyreg._reconstructor, (type(self)._dense, object, None), state  # type: ignore[attr-defined]
 
@@ -645,7 +650,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _sparsity(layer: nn.Module) -> float:
-    return count([param for param in layer.parameters() if param.dim() > 1]).sparsity
+    return count([param for param in layer.parameters() if param.dim() > 1 and param.is_floating_point()]).sparsity
 
 
 def _shape(layer: nn.Module) -> str:
