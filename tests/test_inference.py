@@ -554,6 +554,17 @@ def test_every_layer_that_stays_dense_has_a_reason(monkeypatch):
         assert choice.reason in text
 
 
+def test_reasons_that_lie_in_the_input():
+    model = nn.Sequential(sparse(nn.Conv2d(3, 4, 3), 0.9))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert rewa.accelerate(model, draw(1, 3, 8, 8), rounds=1, verbose=False).skipped[0].reason == "autocast is on"
+    (choice,) = rewa.accelerate(model, draw(3, 8, 8), rounds=1, verbose=False).choices
+    assert choice.reason == "the kernel does not take its input of shape (3, 8, 8)"
+    with rewa.accelerate(nn.Sequential(sparse(nn.Linear(400, 400), 0.99)), draw(32, 400), rounds=3, verbose=False) as plan:
+        again = rewa.accelerate(plan._swaps[0].layer, draw(32, 400), rounds=1, verbose=False)
+    assert again.skipped[0].reason.startswith("already swapped: undo()")
+
+
 def test_the_printed_plan_of_a_large_model_is_short():
     layers = [sparse(nn.Linear(8, 8), 0.9 if index % 2 else 0.1) for index in range(200)]
     plan = rewa.accelerate(nn.Sequential(*layers), draw(2, 8), rounds=1, verbose=False)

@@ -638,6 +638,8 @@ def _why_not(layer: nn.Module) -> str:
 def _why_not_with(x: Any) -> str:
     if x is None:
         return "not called with this input"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on"
     if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided:
         return f"its input is a {type(x).__name__}, not a plain tensor"
     if x.dtype != torch.float32 or not x.is_cpu:
