@@ -439,7 +439,6 @@ def test_closure_runs_with_grad_and_its_loss_is_returned(make):
     assert (param < 1).all()
 
 
-@pytest.mark.filterwarnings("ignore:.*lets no weight exceed")
 @every
 def test_no_subnormal_weight_is_left(make):
     param = nn.Parameter(torch.tensor([1e-36, -1e-36, 0.5], dtype=torch.float32))
