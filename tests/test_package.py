@@ -21,6 +21,7 @@ PACKAGE = ROOT / "src" / "rewa"
 # A module may import from its own row and from the rows above it.
 LAYERS = [
     {"rewa.files", "rewa.heads", "rewa.names", "rewa.native", "rewa.reparam", "rewa.schedules", "rewa.theory"},
+    {"rewa.weights"},
     {"rewa.optim.annealing", "rewa.optim.fused", "rewa.optim.foreach", "rewa.optim.optimizer", "rewa.optim"},
     {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
     {"rewa.forms", "rewa.presets", "rewa.sparsity", "rewa.packed"},
