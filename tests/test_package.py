@@ -22,9 +22,10 @@ PACKAGE = ROOT / "src" / "rewa"
 LAYERS = [
     {"rewa.files", "rewa.heads", "rewa.names", "rewa.native", "rewa.reparam", "rewa.schedules", "rewa.theory"},
     {"rewa.weights"},
+    {"rewa.sparsity"},
     {"rewa.optim.annealing", "rewa.optim.fused", "rewa.optim.foreach", "rewa.optim.optimizer", "rewa.optim"},
     {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
-    {"rewa.forms", "rewa.presets", "rewa.sparsity", "rewa.packed"},
+    {"rewa.forms", "rewa.presets", "rewa.packed"},
     {"rewa.lockstep", "rewa.zeros"},
     {"rewa.inference", "rewa.export", "rewa.surgery"},
     {"rewa"},
