@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
 
 import rewa
@@ -34,7 +35,7 @@ def kept(model):
 # ------------------------------------------------------------------------------------------------ finalize
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.2, 0.5, 0.9, 0.987, 1.0])
+@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.2, 0.5, 0.9, 0.987])
 def test_sparsity_is_met_and_not_overshot(sparsity):
     model = network()
     report = rewa.finalize(model, sparsity=sparsity)
@@ -44,7 +45,7 @@ def test_sparsity_is_met_and_not_overshot(sparsity):
     assert report.value is report.value_before is None
 
 
-def test_threshold_is_written_by_modulus_and_nothing_else_changes():
+def test_threshold_is_written_by_magnitude_and_nothing_else_changes():
     model = network()
     before = bits(model)
     rewa.finalize(model, threshold=0.05)
@@ -54,17 +55,104 @@ def test_threshold_is_written_by_modulus_and_nothing_else_changes():
         assert torch.equal(tensor, expected)
 
 
-def test_ties_are_cut_together():
-    model = nn.Linear(4, 1, bias=False)
+@pytest.mark.parametrize("sparsity", [0.1, 0.3, 0.5, 0.7])
+def test_equal_magnitudes_are_cut_in_order_until_the_count_is_met(sparsity):
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 2, bias=False))
     with torch.no_grad():
-        model.weight.copy_(torch.tensor([[0.5, -0.5, 0.5, 1.0]]))
-    report = rewa.finalize(model, sparsity=0.3)
-    assert report.summary.prunable == Count(4, 1)
+        for layer in model:
+            layer.weight.fill_(-0.5)
+        model[1].weight[1, 2] = 1.0
+    report = rewa.finalize(model, sparsity=sparsity)
+    zeros = math.ceil(sparsity * 15)
+    flat = torch.cat([layer.weight.detach().flatten() for layer in model])
+    # The last of the first layer is spared, if it comes to that; the second pays for it.
+    expected = [index for index in range(15) if index != 8][:zeros]
+    assert (flat == 0).nonzero().flatten().tolist() == expected
+    assert (report.threshold, report.summary.prunable) == (0.5, Count(15, 15 - zeros))
+    assert report.spared == (("0.weight",) if zeros > 8 else ())
+    assert report.ties == 15 - zeros - 1 - len(report.spared)
+    assert f"{report.ties} more weights have exactly that magnitude" in str(report)
+
+
+def test_no_layer_is_emptied_by_a_count():
+    """The small layer would lose everything; it keeps its largest weight, and the count is met all the same."""
+    model = nn.Sequential(nn.Linear(20, 20, bias=False), nn.Linear(20, 2, bias=False))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-3)
+    largest, before = model[1].weight.abs().argmax(), bits(model)
+    report = rewa.finalize(model, sparsity=0.9)
+    assert report.summary.prunable == Count(440, 44)
+    assert report.spared == ("1.weight",)
+    assert "kept their largest weight, although it is not above the threshold: 1.weight" in str(report)
+    assert model[1].weight.flatten().nonzero().flatten().tolist() == [int(largest)]
+    sizes = before["0.weight"].abs().flatten().sort().values
+    assert report.threshold == sizes[-44]  # one more than the 43 weights that stay of the first layer
+    model.load_state_dict(before)
+    report = rewa.finalize(model, evaluate=lambda model: 0.0, max_drop=1.0)
+    assert report.summary.prunable == Count(440, 2)
+    assert [layer.count.nonzero for layer in report.summary.layers] == [1, 1]
+
+
+def test_an_emptied_layer_is_named():
+    model = nn.Sequential(nn.Linear(20, 20, bias=False), nn.Linear(20, 2, bias=False))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-3)
+    before = bits(model)
+    with pytest.warns(UserWarning, match=r"left no weight in 1\.weight"):
+        report = rewa.finalize(model, threshold=0.01)
+    assert (report.threshold, report.emptied, report.spared, report.ties) == (0.01, ("1.weight",), (), 0)
+    assert rewa.finalize(model, threshold=0.01).emptied == ()  # it was empty before
+    model.load_state_dict(before)
+    with pytest.warns(UserWarning, match=r"left no weight in 0\.weight, 1\.weight"):
+        report = rewa.finalize(model, sparsity=1.0)
+    assert report.summary.prunable == Count(440, 0)
+    model.load_state_dict(before)
+    with pytest.warns(UserWarning, match=r"left no weight in 1\.weight"):
+        report = rewa.finalize(model, sparsity=1 - 1 / 440)
+    assert model[0].weight.abs().max() == before["0.weight"].abs().max()
+
+
+@pytest.mark.parametrize("frozen", [slice(0, 1), slice(0, 5)], ids=["half", "fully"])
+def test_frozen_layers_are_cut_like_the_others(frozen):
+    model = network()
+    expected = bits(model)
+    rewa.finalize(model, sparsity=0.8)
+    once = bits(model)
+    model.load_state_dict(expected)
+    model[frozen].requires_grad_(False)
+    report = rewa.finalize(model, sparsity=0.8)
+    assert report.summary.prunable.sparsity == pytest.approx(0.8, abs=2e-3)
+    assert unchanged(model, once)
+
+
+def test_layer_scales_are_left_alone():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+            self.layer_scale = nn.Parameter(1e-6 * torch.ones(8, 1, 1))
+
+    model = Scaled()
+    rewa.finalize(model, sparsity=0.5)
+    assert (model.layer_scale == 1e-6).all()
+    assert (model.conv.weight == 0).sum() == 108
+
+
+def test_a_pruning_mask_must_be_made_permanent_first():
+    model = network()
+    prune.l1_unstructured(model[4], "weight", amount=0.5)
+    before = bits(model)
+    for change in (lambda: rewa.finalize(model, sparsity=0.8), lambda: rewa.freeze_zeros(model)):
+        with pytest.raises(ValueError, match=r"torch\.nn\.utils\.prune\.remove\(model\.get_submodule\('4'\), 'weight'\)"):
+            change()
+        assert unchanged(model, before)
+    prune.remove(model[4], "weight")
+    assert rewa.freeze_zeros(model).count.nonzero == 6 * 18 + 5 * 96 // 2
 
 
 @pytest.mark.parametrize("max_drop", [0.0, 0.1, 1.0, 7.0, 1000.0])
 def test_max_drop_keeps_as_few_weights_as_it_allows(max_drop):
-    """The value is the sum of the moduli: the fewest weights that may be kept are known."""
+    """The value is the sum of the magnitudes: the fewest weights that may be kept are known."""
     model = nn.Linear(100, 10, bias=False)
 
     def value(model):

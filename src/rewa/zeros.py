@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rewa.sparsity import Count, Point, Summary, count, keeping_modes, prunable, summary, whole
+from rewa.weights import full, local, reshard
 
 __all__ = ["Finalized", "Frozen", "finalize", "freeze_zeros", "keep_zeros", "recalibrate_norms", "thaw"]
 
@@ -30,11 +32,14 @@ Evaluate = Callable[[nn.Module], float]
 class Finalized:
     """What :func:`finalize` did."""
 
-    threshold: float
+    threshold: float  # the largest magnitude that became zero, or the threshold that was given
     summary: Summary
     value_before: float | None  # before any zero was written
     value: float | None  # of the model as it is now
     evaluations: tuple[Point, ...]  # what was tried, in that order
+    ties: int = 0  # weights of the threshold's own magnitude that stay, since enough others of it became zero
+    spared: tuple[str, ...] = ()  # layers that kept one weight, their largest, although it is not above the threshold
+    emptied: tuple[str, ...] = ()  # layers that lost their last weight
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as :func:`rewa.save_packed` keeps them."""
@@ -45,6 +50,12 @@ class Finalized:
         if self.value is not None and self.value_before is not None:
             change = self.value - self.value_before
             lines[-1] += f", value {self.value_before:.4g} before and {self.value:.4g} after ({change:+.2g})"
+        if self.ties:
+            lines.append(f"{self.ties:,} more weights have exactly that magnitude and stay: the first ones became zero")
+        if self.spared:
+            lines.append(f"kept their largest weight, although it is not above the threshold: {', '.join(self.spared)}")
+        if self.emptied:
+            lines.append(f"lost all their weights: {', '.join(self.emptied)}")
         return "\n".join(lines)
 
 
@@ -59,14 +70,23 @@ def finalize(
     recalibrate_batches: int = 100,
     precision: float = 0.01,
 ) -> Finalized:
-    """Write exact zeros: everything at or below one threshold, chosen to meet exactly one target.
+    """Write exact zeros: the smallest weights of all layers together, as many as exactly one target asks for.
+
+    Weights count whether they require a gradient or not. With ``sparsity`` and ``max_drop`` the number of zeros is exact: of
+    weights with equal magnitude the first in the order of the model become zero first. A layer that would lose all its weights
+    keeps its largest one, and another layer pays for it; the report names such layers. Only if fewer weights are left
+    than there are layers, some become empty, with a warning. A ``threshold`` is obeyed: it may empty a layer, and a warning
+    names it.
+
+    A sharded model (FSDP2) is cut as the whole model would be. Every process must call this, and ``evaluate`` must return the
+    same value on all of them.
 
     Args:
         model: The model, changed in place; untouched if the target cannot be met.
         evaluate: Takes the model and returns what it is worth, larger is better, **on validation data**.
-        max_drop: Most that the value may fall, in its own units; the threshold is as large as it allows. Needs ``evaluate``.
+        max_drop: Most that the value may fall, in its own units; as many zeros as it allows. Needs ``evaluate``.
         sparsity: Least share of the prunable weights that must be zero, between 0 and 1.
-        threshold: The largest modulus that becomes zero.
+        threshold: The largest magnitude that becomes zero.
         recalibrate: A loader; batch-norm statistics are estimated again from its inputs, each time before the model is
             evaluated. Batches are tensors or tuples that begin with one.
         recalibrate_batches: Most batches to take from it.
@@ -76,7 +96,8 @@ def finalize(
         A report; ``print`` it, or hand ``to_dict()`` to :func:`rewa.save_packed`.
 
     Raises:
-        ValueError: If not exactly one target is given, or it cannot be met; it says how close it came.
+        ValueError: If not exactly one target is given, or it cannot be met (it says how close it came); or if torch computes a
+            weight from other parameters, as under a pruning mask (it says how to remove that).
 
     Example:
         >>> model = nn.Linear(4, 1, bias=False)
@@ -88,6 +109,43 @@ def finalize(
         >>> model.weight.tolist()
         [[0.0, 0.0, 0.5, 2.0]]
     """
+    _check_targets(evaluate, max_drop, sparsity, threshold)
+    batches = None if recalibrate is None else list(itertools.islice(recalibrate, recalibrate_batches))
+    cut = _Cut(model, spare=threshold is None)
+
+    def write(zeros: int) -> float:
+        at = cut.write(zeros)
+        if batches is not None:
+            recalibrate_norms(model, batches)
+        return at
+
+    def attempt(zeros: int) -> Point:
+        at = write(zeros)
+        return Point(at, count(cut.weights.values()), whole(model), None if evaluate is None else _value(model, evaluate))
+
+    with _restored_on_error(model):
+        before = None if evaluate is None else _value(model, evaluate)
+        if max_drop is not None:
+            assert before is not None
+            tried = _search(attempt, cut, before, max_drop, precision)
+            met = [point for point in tried if point.value is not None and point.value >= before - max_drop]
+            chosen = min(met, key=lambda point: point.prunable.nonzero)
+            if chosen is not tried[-1]:
+                write(cut.total - chosen.prunable.nonzero)
+        else:
+            wanted = math.ceil((sparsity or 0.0) * cut.total) if threshold is None else cut.zeros_at(threshold)
+            chosen = attempt(wanted)
+            chosen = chosen if threshold is None else replace(chosen, threshold=threshold)
+            tried = [chosen]
+        ties, spared, emptied = cut.check(chosen)
+        if emptied:
+            warnings.warn(
+                f"finalize left no weight in {', '.join(emptied)}: what these layers return is constant", stacklevel=2
+            )
+    return Finalized(chosen.threshold, summary(model), before, chosen.value, tuple(tried), ties, spared, emptied)
+
+
+def _check_targets(evaluate: Evaluate | None, max_drop: float | None, sparsity: float | None, threshold: float | None) -> None:
     targets = {"max_drop": max_drop, "sparsity": sparsity, "threshold": threshold}
     given = {name: target for name, target in targets.items() if target is not None}
     if len(given) != 1:
@@ -98,52 +156,79 @@ def finalize(
             raise ValueError(f"Invalid {name}: {target} (allowed: {allowed})")
     if max_drop is not None and evaluate is None:
         raise ValueError("max_drop needs evaluate: a function that takes the model and returns its value on validation data")
-    weights = list(prunable(model).values())
-    sizes = _sorted_sizes(weights)
-    batches = None if recalibrate is None else list(itertools.islice(recalibrate, recalibrate_batches))
-    originals = [weight.detach().clone() for weight in weights]
-
-    def write(cut: float) -> None:
-        with torch.no_grad():
-            for weight, original in zip(weights, originals, strict=True):
-                weight.copy_(original).masked_fill_(original.abs() <= cut, 0)
-        if batches is not None:
-            recalibrate_norms(model, batches)
-
-    def attempt(cut: float) -> Point:
-        write(cut)
-        return Point(cut, count(weights), whole(model), None if evaluate is None else _value(model, evaluate))
-
-    with _restored_on_error(model):
-        before = None if evaluate is None else _value(model, evaluate)
-        if max_drop is not None:
-            assert before is not None
-            tried = _search(attempt, sizes, before, max_drop, precision)
-            met = [point for point in tried if point.value is not None and point.value >= before - max_drop]
-            chosen = min(met, key=lambda point: point.prunable.nonzero)
-            if chosen is not tried[-1]:
-                write(chosen.threshold)
-        else:
-            zeros = math.ceil((sparsity or 0.0) * len(sizes))
-            chosen = attempt(threshold if threshold is not None else float(sizes[zeros - 1]) if zeros else 0.0)
-            tried = [chosen]
-        _check(weights, chosen, 0 if sparsity is None else math.ceil(sparsity * len(sizes)))
-    return Finalized(chosen.threshold, summary(model), before, chosen.value, tuple(tried))
 
 
-def _sorted_sizes(weights: list[Tensor]) -> Tensor:
-    """The moduli of all weights, rising."""
-    if not weights:
-        raise ValueError("the model has no weight that can become sparse: see rewa.param_groups(model)")
-    sizes = torch.cat([weight.detach().abs().flatten().double() for weight in weights])
-    if not sizes.isfinite().all():
-        raise ValueError("the model holds NaN or infinite weights; no threshold is right for these")
-    return sizes.sort().values
+class _Cut:
+    """The weights of a model in the order in which they become zero: by magnitude, then by position.
+
+    Args:
+        model: The model.
+        spare: Let the last weight of each layer become zero only after all others.
+    """
+
+    def __init__(self, model: nn.Module, *, spare: bool) -> None:
+        self.weights = prunable(model)
+        if not self.weights:
+            raise ValueError("the model has no weight that can become sparse: see rewa.weights.classify(model)")
+        self.originals = {name: local(weight.detach()).clone() for name, weight in self.weights.items()}
+        self.sizes = torch.cat([full(weight.detach()).abs().flatten().double() for weight in self.weights.values()])
+        self.total = len(self.sizes)
+        if not self.sizes.isfinite().all():
+            raise ValueError("the model holds NaN or infinite weights; no threshold is right for these")
+        self.order = self.sizes.argsort(stable=True)
+        rank = torch.empty_like(self.order)
+        rank[self.order] = torch.arange(self.total, device=rank.device)
+        # The rank of each layer's last weight; a layer that is all zero already has none to lose.
+        self.last = {name: int(ranks.max()) for name, ranks in self._by_layer(rank) if full(self.weights[name].detach().any())}
+        if spare:
+            at_the_end = torch.zeros(self.total, dtype=torch.bool, device=rank.device)
+            at_the_end[sorted(self.last.values())] = True
+            self.order = torch.cat([self.order[~at_the_end], self.order[at_the_end]])
+        self.zeros = 0
+
+    def _by_layer(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        lengths = [weight.numel() for weight in self.weights.values()]
+        return zip(self.weights, flat.split(lengths), strict=True)  # type: ignore[no-untyped-call]  # torch's
+
+    def zeros_at(self, threshold: float) -> int:
+        """How many weights are at or below a threshold."""
+        return self.total - count(self.weights.values(), threshold).nonzero
+
+    def write(self, zeros: int) -> float:
+        """Set that many weights to zero, the others to what they were; returns the largest magnitude that became zero."""
+        self.zeros = zeros
+        gone = torch.zeros(self.total, dtype=torch.bool, device=self.sizes.device)
+        gone[self.order[:zeros]] = True
+        for name, mask in self._by_layer(gone):
+            weight, original = self.weights[name], self.originals[name]
+            here = _part_of(mask.view(weight.shape), weight) | (original == 0)  # a -0.0 becomes 0.0
+            local(weight.detach()).copy_(original).masked_fill_(here, 0)
+        return float(self.sizes[gone].max()) if zeros else 0.0
+
+    def check(self, chosen: Point) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+        """Ties, spared and emptied layers, after what was promised was looked up in the weights themselves."""
+        left = {name: count([weight]) for name, weight in self.weights.items()}
+        total = sum(left.values(), Count(0, 0))
+        if total != chosen.prunable or total.total - total.nonzero < self.zeros:
+            raise AssertionError(f"{total} weights are left, not {chosen.prunable} (zeros wanted: {self.zeros})")
+        below = total.nonzero - count(self.weights.values(), chosen.threshold).nonzero
+        spared = tuple(name for name, rank in self.last.items() if rank < self.zeros and left[name].nonzero)
+        emptied = tuple(name for name in self.last if not left[name].nonzero)
+        return below - len(spared), spared, emptied
 
 
-def _search(attempt: Callable[[float], Point], sizes: Tensor, before: float, max_drop: float, precision: float) -> list[Point]:
+def _part_of(mask: Tensor, weight: Tensor) -> Tensor:
+    """This process's part of a mask, as the weight is sharded."""
+    if not hasattr(weight, "device_mesh"):
+        return mask
+    from torch.distributed.tensor import distribute_tensor
+
+    return local(distribute_tensor(mask, weight.device_mesh, weight.placements))  # type: ignore[attr-defined]  # a DTensor
+
+
+def _search(attempt: Callable[[int], Point], cut: _Cut, before: float, max_drop: float, precision: float) -> list[Point]:
     """Bisection for the fewest weights kept, in the logarithm of their number; every point tried, the first with all kept."""
-    tried = [attempt(0.0)]
+    tried = [attempt(0)]
     floor = before - max_drop
 
     def met(point: Point) -> bool:
@@ -154,12 +239,13 @@ def _search(attempt: Callable[[float], Point], sizes: Tensor, before: float, max
             f"max_drop={max_drop:g} cannot be met: with no weight cut the value falls from {before:.6g} to "
             f"{tried[0].value:.6g} already, by new batch-norm statistics or by a noisy evaluate"
         )
-    enough, few = float(max(tried[0].prunable.nonzero, 1)), 0.5
+    # Fewer weights than layers are not tried.
+    enough, few = float(max(tried[0].prunable.nonzero, 1)), max(len(cut.last), 1) - 0.5
     while enough / few > 1 + precision:
         keep = round(math.sqrt(enough * few))
         if not few < keep < enough:
             break
-        tried.append(attempt(float(sizes[len(sizes) - keep - 1])))
+        tried.append(attempt(cut.total - keep))
         if met(tried[-1]):
             enough = max(1.0, float(min(keep, tried[-1].prunable.nonzero)))
         else:
@@ -167,18 +253,17 @@ def _search(attempt: Callable[[float], Point], sizes: Tensor, before: float, max
     return tried
 
 
-def _check(weights: list[Tensor], chosen: Point, zeros: int) -> None:
-    """What was promised, looked up in the weights themselves."""
-    left = count(weights)
-    if left != chosen.prunable or left.total - left.nonzero < zeros:
-        raise AssertionError(f"{left} weights are left, not {chosen.prunable} (zeros wanted: {zeros})")
-    if any(((weight != 0) & (weight.abs() <= chosen.threshold)).any() for weight in weights):
-        raise AssertionError(f"a weight at or below {chosen.threshold} is not zero")
-
-
 def _value(model: nn.Module, evaluate: Evaluate) -> float:
-    with keeping_modes(model):
-        value = float(evaluate(model))
+    try:
+        with keeping_modes(model):
+            value = float(evaluate(model))
+    finally:
+        reshard(model)
+    if any(hasattr(param, "full_tensor") for param in model.parameters()):
+        values = [0.0] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(values, value)
+        if any(other != value and not math.isnan(other) for other in values):
+            raise ValueError(f"evaluate returned {values} on the processes of a sharded model: return one value on all of them")
     if math.isnan(value):
         raise ValueError("evaluate returned NaN: no threshold can be chosen by it")
     return value
@@ -186,13 +271,14 @@ def _value(model: nn.Module, evaluate: Evaluate) -> float:
 
 @contextmanager
 def _restored_on_error(model: nn.Module) -> Iterator[None]:
-    saved = [(tensor, tensor.detach().clone()) for tensor in itertools.chain(model.parameters(), model.buffers())]
+    tensors = [local(tensor.detach()) for tensor in itertools.chain(model.parameters(), model.buffers())]
+    saved = [tensor.clone() for tensor in tensors]
     try:
         yield
     except BaseException:
-        with torch.no_grad():
-            for tensor, value in saved:
-                tensor.copy_(value)
+        for tensor, value in zip(tensors, saved, strict=True):
+            tensor.copy_(value)
+        reshard(model)
         raise
 
 
@@ -221,6 +307,7 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
+        reshard(model)
 
 
 # -------------------------------------------------------------------------------------------- freeze_zeros
