@@ -82,10 +82,7 @@ def prunable(model: nn.Module | Decided) -> dict[str, Tensor]:
         reshard(model)
         for found in computed(model):
             if found.reason is None:
-                raise ValueError(
-                    f"{found.name!r} is computed from {' and '.join(found.originals)} by {found.by}, so that a write into it "
-                    f"would be lost: call {found.remedy} first, on a copy if you train on"
-                )
+                raise found.error()
         return {name: weight.param for name, weight in classify(model).items() if weight.reason is None}
     for decision in model.decisions:
         if ".parametrizations." in f".{decision.name}":

@@ -54,6 +54,13 @@ class Computed:
     remedy: str  # the call that leaves a plain parameter in its place
     value: Tensor
 
+    def error(self) -> ValueError:
+        """The error for a caller who would write into it."""
+        return ValueError(
+            f"{self.name!r} is computed from {' and '.join(self.originals)} by {self.by}, so that a write into it would be "
+            f"lost: call {self.remedy} first, on a copy if you train on"
+        )
+
 
 class _Place(NamedTuple):
     """Where a parameter is held; one that is shared has several places."""

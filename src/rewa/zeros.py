@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rewa.sparsity import Count, Point, Summary, count, keeping_modes, prunable, summary, whole
-from rewa.weights import full, local, reshard
+from rewa.weights import classify, computed, full, local, reshard
 
 __all__ = ["Finalized", "Frozen", "finalize", "freeze_zeros", "keep_zeros", "recalibrate_norms", "thaw"]
 
@@ -201,7 +202,7 @@ class _Cut:
         gone[self.order[:zeros]] = True
         for name, mask in self._by_layer(gone):
             weight, original = self.weights[name], self.originals[name]
-            here = _part_of(mask.view(weight.shape), weight) | (original == 0)  # a -0.0 becomes 0.0
+            here = local(_sharded_like(mask.view(weight.shape), weight)) | (original == 0)  # a -0.0 becomes 0.0
             local(weight.detach()).copy_(original).masked_fill_(here, 0)
         return float(self.sizes[gone].max()) if zeros else 0.0
 
@@ -217,13 +218,15 @@ class _Cut:
         return below - len(spared), spared, emptied
 
 
-def _part_of(mask: Tensor, weight: Tensor) -> Tensor:
-    """This process's part of a mask, as the weight is sharded."""
+def _sharded_like(mask: Tensor, weight: Any) -> Tensor:
+    """A mask of the whole weight, sharded as the weight is; each process has the whole mask, so that none sends any."""
     if not hasattr(weight, "device_mesh"):
         return mask
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, Replicate
 
-    return local(distribute_tensor(mask, weight.device_mesh, weight.placements))  # type: ignore[attr-defined]  # a DTensor
+    everywhere = [Replicate()] * weight.device_mesh.ndim
+    whole_mask = DTensor.from_local(mask.to(weight.device), weight.device_mesh, everywhere, run_check=False)
+    return whole_mask.redistribute(placements=weight.placements)
 
 
 def _search(attempt: Callable[[int], Point], cut: _Cut, before: float, max_drop: float, precision: float) -> list[Point]:
@@ -314,42 +317,116 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
 
 # By parameter, which of its elements must stay zero. Every optimizer asks here before and after its step.
 _zeros = WeakIdKeyDictionary()
-_ATTRIBUTE = "_rewa_zeros"
+_grad_hooks = WeakIdKeyDictionary()
+_frozen_modules: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()  # and the parameters watched for each
+_ATTRIBUTE = "_rewa_zeros"  # of a module: by the name of its parameter, the name in the model and the mask
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for param in _frozen_params(optimizer):
-        if param.grad is not None and param.grad.layout == torch.strided:
-            param.grad.masked_fill_(_mask(param), 0)
+    for module in list(_frozen_modules):
+        for name in module.__dict__.get(_ATTRIBUTE, ()):
+            _held(module, name)  # FSDP2 and load_state_dict(assign=True) put new parameters in the place of those we know
+    frozen = _frozen_params(optimizer)
+    for param in frozen:
+        _clear_grad(param)
+    if frozen and isinstance(optimizer, torch.optim.LBFGS):
+        _forget_other_directions(optimizer)
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     with torch.no_grad():
         for param in _frozen_params(optimizer):
-            param.masked_fill_(_mask(param), 0)
+            local(param).masked_fill_(_mask(param), 0)
 
 
 def _frozen_params(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"] if param in _zeros] if len(_zeros) else []
 
 
+def _clear_grad(param: Tensor) -> None:
+    """Also after each backward pass: a closure that runs inside a step (LBFGS) must never see these gradients."""
+    if param in _zeros and param.grad is not None and param.grad.layout == torch.strided:
+        local(param.grad).masked_fill_(_mask(param), 0)
+
+
+def _forget_other_directions(optimizer: torch.optim.LBFGS) -> None:
+    """Begin anew if LBFGS has curvature from before the freeze: its next direction would leave the zeros."""
+    params = optimizer.param_groups[0]["params"]
+    state = optimizer.state.get(params[0], {})
+    mask = torch.cat([(_mask(p) if p in _zeros else torch.zeros_like(p, dtype=torch.bool)).flatten() for p in params])
+    vectors = [state[key] for key in ("d", "prev_flat_grad") if isinstance(state.get(key), Tensor)]
+    if any(vector.numel() == mask.numel() and vector[mask].any() for vector in vectors):
+        state.clear()
+
+
 def _mask(param: Tensor) -> Tensor:
+    """The frozen elements of this process's part of a parameter."""
     mask: Tensor = _zeros[param]
     if mask.device != param.device:
         mask = _zeros[param] = mask.to(param.device)
-    return mask
+    return local(mask)
 
 
-def keep_zeros(module: nn.Module, *_: Any) -> None:
-    """Before a module runs or is saved: undo what came from elsewhere, such as a merged adapter."""
+def _watch(param: Tensor, mask: Tensor) -> None:
+    _zeros[param] = mask
+    if param.requires_grad and param not in _grad_hooks:
+        _grad_hooks[param] = param.register_post_accumulate_grad_hook(_clear_grad)  # type: ignore[no-untyped-call]
+
+
+def _unwatch(param: Tensor) -> None:
+    _zeros.pop(param, None)  # type: ignore[no-untyped-call]
+    if (handle := _grad_hooks.pop(param, None)) is not None:  # type: ignore[no-untyped-call]
+        handle.remove()
+
+
+def _held(module: nn.Module, name: str) -> Tensor | None:
+    """The parameter that a module holds under a name now, watched from now on; None if there is none to watch."""
+    path, mask = module.__dict__[_ATTRIBUTE][name]
+    param = module._parameters.get(name)
+    if param is None or param.shape != mask.shape:
+        return None
+    is_sharded, was_sharded = hasattr(param, "device_mesh"), hasattr(mask, "device_mesh")
+    if was_sharded and not is_sharded:
+        return None  # gathered by FSDP2 while the layer runs; its shards are watched
+    if is_sharded and not was_sharded:
+        mask = _sharded_like(mask, param)
+        module.__dict__[_ATTRIBUTE][name] = path, mask
+    if param not in _zeros or (param.requires_grad and param not in _grad_hooks):
+        _watch(param, mask)
+    _frozen_modules.setdefault(module, WeakIdKeyDictionary())[param] = True
+    return param
+
+
+def keep_zeros(module: nn.Module, *arguments: Any) -> None:
+    """Before a module runs or is saved: undo what came from elsewhere, such as a merged adapter, and say so."""
     if torch.compiler.is_compiling():
         return
     _watch_optimizers()  # a model from a pickle may be the first frozen one of its process
-    for name, mask in module.__dict__[_ATTRIBUTE].items():
-        param = getattr(module, name)
-        if param not in _zeros:  # a copy of the model, or a parameter put in the place of another
-            _zeros[param] = mask
-        param.data.masked_fill_(_mask(param), 0)  # through data: a graph that already holds the weight stays valid
+    saved = len(arguments) > 1
+    for name, (path, mask) in list(module.__dict__[_ATTRIBUTE].items()):
+        param = _held(module, name)
+        if param is None:
+            if name not in module._parameters or module._parameters[name].shape != mask.shape:  # type: ignore[union-attr]
+                raise RuntimeError(
+                    f"the zeros of {path!r} are frozen, but the parameter was replaced or parametrized since: call "
+                    "rewa.zeros.thaw(model), and rewa.freeze_zeros(model) again once it is a plain parameter"
+                )
+            continue
+        here, data = _mask(param), local(param.data)  # through data: a graph that already holds the weight stays valid
+        if saved or not (module.training and param.requires_grad and torch.is_grad_enabled()):
+            _report_dropped(path, data, here)  # not where the optimizer writes: it would cost time at each step
+        data.masked_fill_(here, 0)
+
+
+def _report_dropped(path: str, data: Tensor, here: Tensor) -> None:
+    if bool((data != 0).logical_and_(here).any()):
+        written = data[here]
+        number, norm = int(written.count_nonzero()), float(written.float().norm())
+        warnings.warn(
+            f"{number:,} entries of {path!r}, of norm {norm:.4g}, were written where zeros are frozen, as by a merged adapter, "
+            "and are dropped. To keep such writes, call rewa.zeros.thaw(model) before them",
+            stacklevel=4,
+        )
 
 
 @functools.cache
@@ -369,32 +446,40 @@ class Frozen:
     @property
     def count(self) -> Count:
         """Of the tensors with frozen zeros: all elements, and those that may still train."""
-        masks = self.zeros.values()
-        total = sum(mask.numel() for mask in masks)
-        return Count(total, total - sum(int(mask.sum()) for mask in masks))
+        total = sum(mask.numel() for mask in self.zeros.values())
+        return Count(total, total - sum(int(full(mask.sum())) for mask in self.zeros.values()))
 
     def remove(self) -> None:
         """Let the zeros train again."""
         for param in self._params:
-            _zeros.pop(param, None)  # type: ignore[no-untyped-call]
+            _unwatch(param)
         for module in self._modules:
             thaw(module)
 
 
-def freeze_zeros(model: nn.Module | Optimizer) -> Frozen:
+def freeze_zeros(model: nn.Module | Optimizer, *, all_zero: bool = False) -> Frozen:
     """Keep the exact zeros of the prunable weights at zero through any later training.
 
     Every torch optimizer is covered, whatever its momentum, weight decay or precision, made before or after: gradients of
-    frozen elements are cleared before its step, the elements after it. A model also clears them before each of its layers
-    runs and before its ``state_dict`` is taken, so that a merged adapter or another write from outside does not last. Copies
-    of the model, for an average of the weights, keep the zeros too. Nothing is added to ``state_dict``: the zeros are in the
-    weights, so after loading a checkpoint call this again.
+    frozen elements are cleared after each backward pass and before a step, the elements after it. It does not matter whether
+    a weight requires a gradient now, nor whether the model is sharded (FSDP2) before or after. Copies of the model, for an
+    average of the weights, keep the zeros too. Nothing is added to ``state_dict``: the zeros are in the weights, so after
+    loading a checkpoint call this again.
+
+    A model also clears its zeros before each of its layers runs and before its ``state_dict`` is taken, so that a write from
+    outside does not last. If that drops something, as from a merged adapter, a warning says how many entries and their norm;
+    only a weight that is being trained is cleared without one. Adapters (PEFT) themselves are not frozen.
 
     Args:
         model: A model; or an optimizer, to freeze the zeros of its tensors with two dimensions and more.
+        all_zero: Freeze also tensors in which nothing but zeros is left. By default they train freely, with a warning: a layer
+            that starts at zero could never learn.
 
     Returns:
         A handle with ``remove()``.
+
+    Raises:
+        ValueError: If torch computes a weight with zeros from other parameters, as under a pruning mask.
 
     Example:
         >>> model = nn.Linear(3, 1, bias=False)
@@ -408,26 +493,54 @@ def freeze_zeros(model: nn.Module | Optimizer) -> Frozen:
         Parameter containing:
         tensor([[0.0000, 0.9000, 1.9000]], requires_grad=True)
     """
-    if isinstance(model, Optimizer):
-        tensors = [param for group in model.param_groups for param in group["params"] if param.dim() >= 2]
-        weights = {str(index): param for index, param in enumerate(tensors)}
-    else:
-        weights = prunable(model)
-    _watch_optimizers()
+    weights = _matrices(model) if isinstance(model, Optimizer) else _freezable(model)
     zeros = {name: weight.detach() == 0 for name, weight in weights.items()}
-    modules: list[nn.Module] = []
+    empty = [name for name, mask in zeros.items() if mask.numel() and bool(full(mask.all()))]
+    if empty and not all_zero:
+        warnings.warn(
+            f"{', '.join(empty)}: all zero, so that there is nothing to keep; left to train freely. "
+            "Give all_zero=True to keep them at zero",
+            stacklevel=2,
+        )
+        zeros = {name: mask for name, mask in zeros.items() if name not in empty}
+    _watch_optimizers()
+    if isinstance(model, nn.Module):
+        thaw(model)
     for name, mask in zeros.items():
-        _zeros[weights[name]] = mask
+        _watch(weights[name], mask)
+    modules: list[nn.Module] = []
+    paths = {id(weights[name]): name for name in zeros}
     for module in model.modules() if isinstance(model, nn.Module) else ():
-        own = {name: _zeros[param] for name, param in module.named_parameters(recurse=False) if param in _zeros}
+        own = {name: paths[id(param)] for name, param in module._parameters.items() if id(param) in paths}
         if not own:
             continue
-        thaw(module)
-        module.__dict__[_ATTRIBUTE] = own
+        module.__dict__[_ATTRIBUTE] = {name: (path, zeros[path]) for name, path in own.items()}
         module.register_forward_pre_hook(keep_zeros)
         module.register_state_dict_pre_hook(keep_zeros)  # type: ignore[no-untyped-call]
+        _frozen_modules[module] = WeakIdKeyDictionary({module._parameters[name]: True for name in own})
         modules.append(module)
-    return Frozen(zeros, list(weights.values()), modules)
+    return Frozen(zeros, [weights[name] for name in zeros], modules)
+
+
+def _freezable(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model that are parameters; refuses a model whose zeros are in computed weights."""
+    reshard(model)
+    found = [one for one in computed(model) if one.reason is None]
+    for one in found:
+        if bool(full((one.value == 0).any())):
+            raise one.error()
+    behind = {original for one in found for original in one.originals}
+    return {name: each.param for name, each in classify(model).items() if each.reason is None and name not in behind}
+
+
+def _matrices(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The tensors of an optimizer with two dimensions and more, by name if it knows their names."""
+    named: dict[str, Tensor] = {}
+    for group in optimizer.param_groups:
+        for param, name in zip(group["params"], group.get("param_names", itertools.repeat(None)), strict=False):
+            if param.dim() >= 2:
+                named[name or f"tensor {len(named)}"] = param
+    return named
 
 
 def thaw(model: nn.Module) -> None:
@@ -437,10 +550,10 @@ def thaw(model: nn.Module) -> None:
         model: The model.
     """
     for module in model.modules():
+        for param in list(_frozen_modules.pop(module, ())):
+            _unwatch(param)
         if module.__dict__.pop(_ATTRIBUTE, None) is None:
             continue
-        for param in module.parameters(recurse=False):
-            _zeros.pop(param, None)  # type: ignore[no-untyped-call]
         for hooks in (module._forward_pre_hooks, module._state_dict_pre_hooks):
             for key in [key for key, hook in hooks.items() if hook is keep_zeros]:
                 del hooks[key]
