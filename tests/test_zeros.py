@@ -724,3 +724,42 @@ def test_copies_that_peft_trains_in_full_keep_their_zeros():
     with pytest.warns(UserWarning, match="written where zeros are frozen"):
         merged(inputs)
     assert same_zeros(merged, zeros)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by the old name
+def test_adapters_over_the_experts_of_a_mixture_learn():
+    """Of a bare parameter PEFT makes a parametrization, for as long as the layer runs."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        num_local_experts=2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(config).float()  # the product over experts has no float64
+    rewa.finalize(model, sparsity=0.6)
+    zeros = zeros_of(model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=[], target_parameters=["experts.gate_up_proj"]))
+    rewa.freeze_zeros(adapted)
+    optimizer = torch.optim.AdamW((param for param in adapted.parameters() if param.requires_grad), lr=0.05)
+    for _ in range(5):
+        optimizer.zero_grad()
+        adapted(torch.arange(1, 11).reshape(2, 5)).logits.square().mean().backward()
+        optimizer.step()
+    assert all(param.abs().max() > 0.01 for name, param in adapted.named_parameters() if "lora_B" in name)
+    merged = adapted.merge_and_unload()
+    with pytest.warns(UserWarning, match=r"gate_up_proj', of norm .* written where zeros are frozen"):
+        merged.state_dict()
+    assert same_zeros(merged, zeros)
+
+
+def test_a_merge_that_keeps_the_adapter_is_reported_in_training_mode_too():
+    peft = pytest.importorskip("peft")
+    model, inputs, targets = tiny_mlp()
+    rewa.finalize(model, sparsity=0.6)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)).train()
+    zeros = zeros_of(adapted)
+    rewa.freeze_zeros(adapted)
+    adapted.merge_adapter()
+    with pytest.warns(UserWarning, match="entries of 'base_model.model.0.base_layer.weight'"):
+        adapted(inputs)
+    assert same_zeros(adapted, zeros)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -325,7 +326,7 @@ _ATTRIBUTE = "_rewa_zeros"  # of a module: by the name of its parameter, the nam
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for module in list(_frozen_modules):
         for name in module.__dict__.get(_ATTRIBUTE, ()):
-            _held(module, name)  # FSDP2 and load_state_dict(assign=True) put new parameters in the place of those we know
+            _adopt(module, name)  # FSDP2 and load_state_dict(assign=True) put new parameters in the place of those we know
     frozen = _frozen_params(optimizer)
     for param in frozen:
         _clear_grad(param)
@@ -380,14 +381,22 @@ def _unwatch(param: Tensor) -> None:
 
 
 def _held(module: nn.Module, name: str) -> Tensor | None:
-    """The parameter that a module holds under a name now, watched from now on; None if there is none to watch."""
-    path, mask = module.__dict__[_ATTRIBUTE][name]
+    """The parameter that a module holds under a name now; None if another kind of thing has taken its place."""
     param = module._parameters.get(name)
-    if param is None or param.shape != mask.shape:
-        return None
+    if param is None and parametrize.is_parametrized(module, name):
+        chain: Any = module.parametrizations[name]  # type: ignore[index]  # a ModuleDict
+        if type(chain[0]).__module__.startswith("peft."):  # an adapter that lies over the parameter while the layer runs
+            param = chain.original
+    return param if param is not None and param.shape == module.__dict__[_ATTRIBUTE][name][1].shape else None
+
+
+def _adopt(module: nn.Module, name: str) -> Tensor | None:
+    """Watch the parameter that a module holds under a name now; None if there is none to watch."""
+    path, mask = module.__dict__[_ATTRIBUTE][name]
+    param = _held(module, name)
     is_sharded, was_sharded = hasattr(param, "device_mesh"), hasattr(mask, "device_mesh")
-    if was_sharded and not is_sharded:
-        return None  # gathered by FSDP2 while the layer runs; its shards are watched
+    if param is None or (was_sharded and not is_sharded):  # gathered by FSDP2 while the layer runs; its shards are watched
+        return None
     if is_sharded and not was_sharded:
         mask = _sharded_like(mask, param)
         module.__dict__[_ATTRIBUTE][name] = path, mask
@@ -402,18 +411,17 @@ def keep_zeros(module: nn.Module, *arguments: Any) -> None:
     if torch.compiler.is_compiling():
         return
     _watch_optimizers()  # a model from a pickle may be the first frozen one of its process
-    saved = len(arguments) > 1
-    for name, (path, mask) in list(module.__dict__[_ATTRIBUTE].items()):
-        param = _held(module, name)
-        if param is None:
-            if name not in module._parameters or module._parameters[name].shape != mask.shape:  # type: ignore[union-attr]
-                raise RuntimeError(
-                    f"the zeros of {path!r} are frozen, but the parameter was replaced or parametrized since: call "
-                    "rewa.zeros.thaw(model), and rewa.freeze_zeros(model) again once it is a plain parameter"
-                )
+    is_saved = len(arguments) > 1
+    for name, (path, _) in list(module.__dict__[_ATTRIBUTE].items()):
+        if _held(module, name) is None:
+            raise RuntimeError(
+                f"the zeros of {path!r} are frozen, but the parameter was replaced or parametrized since: call "
+                "rewa.zeros.thaw(model), and rewa.freeze_zeros(model) again once it is a plain parameter"
+            )
+        if (param := _adopt(module, name)) is None:
             continue
         here, data = _mask(param), local(param.data)  # through data: a graph that already holds the weight stays valid
-        if saved or not (module.training and param.requires_grad and torch.is_grad_enabled()):
+        if is_saved or not (module.training and param.requires_grad and torch.is_grad_enabled()):
             _report_dropped(path, data, here)  # not where the optimizer writes: it would cost time at each step
         data.masked_fill_(here, 0)
 
@@ -539,7 +547,7 @@ def _matrices(optimizer: Optimizer) -> dict[str, Tensor]:
     for group in optimizer.param_groups:
         for param, name in zip(group["params"], group.get("param_names", itertools.repeat(None)), strict=False):
             if param.dim() >= 2:
-                named[name or f"tensor {len(named)}"] = param
+                named[name or str(len(named))] = param
     return named
 
 
