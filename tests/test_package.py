@@ -126,7 +126,7 @@ def test_readme_table_calls_run():
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.layer4 = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))\n"
-        "        self.head = torch.nn.Linear(2, 2)\n"
+        "        self.head = torch.nn.Linear(2, 20)\n"
     )
     script = setup + "".join(f"model = Net()\n{call}\n" for call in calls)
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=120)

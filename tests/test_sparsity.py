@@ -36,6 +36,8 @@ def test_prunable_follows_rules_and_sees_through_nothing():
         prunable(rewa.reparametrize(model, form="pair"))
     with pytest.raises(TypeError, match=r"prunable\(model\).values\(\)"):
         count(model)
+    with pytest.raises(TypeError, match="prunable needs a model, .* not generator"):
+        prunable(nn.Linear(2, 2).parameters())
 
 
 def test_weights_come_back_bit_for_bit_also_after_an_error():

@@ -247,3 +247,21 @@ def test_requires_grad_matters_to_training_only():
     model[0].requires_grad_(False)
     assert classify(model)["0.weight"].reason is None
     assert rewa.param_groups(model).decisions[0].reason == "frozen"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by the old name
+@pytest.mark.parametrize("kind", ["LoraConfig", "IA3Config", "LoHaConfig", "PrefixTuningConfig"])
+def test_what_peft_adds_is_an_adapter(kind):
+    peft = pytest.importorskip("peft")
+    model = architecture("LlamaForCausalLM")
+    own = [weight.param for weight in classify(model).values() if weight.reason is None]
+    options = {
+        "IA3Config": {"target_modules": ["q_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+        "PrefixTuningConfig": {"num_virtual_tokens": 3, "prefix_projection": True, "task_type": "CAUSAL_LM"},
+    }.get(kind, {"target_modules": ["q_proj", "down_proj"]})
+    adapted = peft.get_peft_model(model, getattr(peft, kind)(**options))
+    found = [weight.param for weight in classify(adapted).values() if weight.reason is None]
+    assert [id(param) for param in found] == [id(param) for param in own]
+    added = [decision for decision in rewa.param_groups(adapted).decisions if decision.settings is not None]
+    assert added
+    assert not any(decision.is_sparse for decision in added)

@@ -84,6 +84,8 @@ def prunable(model: nn.Module | Decided) -> dict[str, Tensor]:
             if found.reason is None:
                 raise found.error()
         return {name: weight.param for name, weight in classify(model).items() if weight.reason is None}
+    if not hasattr(model, "decisions"):
+        raise TypeError(f"prunable needs a model, or what rewa.param_groups returned for one, not {type(model).__name__}")
     for decision in model.decisions:
         if ".parametrizations." in f".{decision.name}":
             raise ValueError(

@@ -141,9 +141,7 @@ def finalize(
             tried = [chosen]
         ties, spared, emptied = cut.check(chosen)
         if emptied:
-            warnings.warn(
-                f"finalize left no weight in {', '.join(emptied)}: what these layers return is constant", stacklevel=2
-            )
+            warnings.warn(f"finalize left no weight in {', '.join(emptied)}: such a layer returns a constant", stacklevel=2)
     return Finalized(chosen.threshold, summary(model), before, chosen.value, tuple(tried), ties, spared, emptied)
 
 
