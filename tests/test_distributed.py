@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import faulthandler
+import math
 import multiprocessing
 import os
 import signal
@@ -330,6 +331,91 @@ def save_for_one_process(name: str, implementation: str, folder: str) -> None:
         torch.save(end, f"{folder}/end.pt")
 
 
+def sharded_in_groups(model: nn.Module) -> nn.Module:
+    for module in (*model[::2], model):
+        fully_shard(module)
+    return model
+
+
+def sharded_as_one(model: nn.Module) -> nn.Module:
+    """After a forward pass without gradients the outermost group of FSDP2 still holds the gathered weights."""
+    return fully_shard(model)
+
+
+SHARDINGS = {"groups": sharded_in_groups, "one": sharded_as_one}
+INPUTS = torch.linspace(-1, 1, 48, dtype=torch.float64).reshape(8, 6)
+
+
+def value(model: nn.Module) -> float:
+    with torch.no_grad():
+        return float(model(INPUTS).square().mean())
+
+
+def counts(sharding: str) -> None:
+    """What is counted and cut on shards is what one process counts and cuts on the whole."""
+    alone, model = make_model(), SHARDINGS[sharding](make_model())
+    for look in (rewa.sparsity.summary, rewa.sparsity.whole):
+        assert look(model) == look(alone)
+        assert look(model, 0.2) == look(alone, 0.2)
+    assert rewa.sparsity.count(rewa.sparsity.prunable(model).values()) == rewa.sparsity.Count(82, 75)
+    assert rewa.sparsity.summary(model, example_input=INPUTS) == rewa.sparsity.summary(alone, example_input=INPUTS)
+    for ours, theirs in zip(rewa.sparsity.histogram(model), rewa.sparsity.histogram(alone), strict=True):
+        assert_same_bits(torch.as_tensor(ours), torch.as_tensor(theirs))
+    thresholds = [0.0, 0.1, 0.3]
+    points, expected = rewa.sparsity.curve(model, value, thresholds), rewa.sparsity.curve(alone, value, thresholds)
+    assert len({point.value for point in expected}) == 3
+    assert [(point.threshold, point.prunable, point.model) for point in points] == [
+        (point.threshold, point.prunable, point.model) for point in expected
+    ]
+    assert_near([point.value for point in points], [point.value for point in expected])
+    assert value(model) == pytest.approx(value(alone), abs=1e-13)  # the weights are back, in the gathered copy too
+    assert_same_bits(weights(model), weights(alone))
+
+
+def finalized(sharding: str) -> None:
+    targets: list[dict[str, Any]] = [{"sparsity": 0.9}, {"threshold": 0.2}, {"evaluate": value, "max_drop": 0.05}]
+    for target in targets:
+        alone, model = make_model(), SHARDINGS[sharding](make_model())
+        value(model)  # leaves the gathered weights of the outermost group
+        expected, report = rewa.finalize(alone, **target), rewa.finalize(model, **target)
+        assert (report.summary, report.threshold, report.spared, report.ties) == (
+            expected.summary, expected.threshold, expected.spared, expected.ties,
+        )  # fmt: skip
+        assert report.summary.prunable.nonzero < 70
+        assert_same_bits(weights(model), weights(alone))
+        assert value(model) == pytest.approx(value(alone), abs=1e-13)
+    model = SHARDINGS[sharding](make_model())
+    before = weights(model)
+    with pytest.raises(ValueError, match="return one value on all of them"):
+        rewa.finalize(model, evaluate=lambda model: value(model) + dist.get_rank(), max_drop=0.1)
+    assert_same_bits(weights(model), before)
+
+
+def frozen(sharding: str, when: str) -> None:
+    model = make_model()
+    rewa.finalize(model, sparsity=0.6)
+    zeros = {name: param == 0 for name, param in weights(model).items() if param.dim() == 2}
+    if when == "before":
+        rewa.freeze_zeros(model)
+    model = SHARDINGS[sharding](model)
+    if when == "after":
+        assert rewa.freeze_zeros(model).count == rewa.sparsity.Count(82, 82 - math.ceil(0.6 * 82))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    before = weights(model)
+    for _ in range(3):
+        train(model, optimizer, dist.get_rank(), 1)
+        for name, mask in zeros.items():
+            assert_same_bits(weights(model)[name] == 0, mask)
+            assert (weights(model)[name] != before[name]).any()
+    assert all(isinstance(param, DTensor) for param in model.state_dict().values())
+    for name, mask in zeros.items():
+        squares = whole(optimizer.state[model.get_parameter(name)]["exp_avg_sq"])
+        assert (squares[mask] == 0).all()
+    rewa.zeros.thaw(model)
+    train(model, optimizer, dist.get_rank(), 1)
+    assert any((weights(model)[name][mask] != 0).any() for name, mask in zeros.items())
+
+
 # The tests.
 
 both = pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -346,6 +432,18 @@ def test_two_processes_train_as_one(ranks, work, name, implementation):
 
 def test_all_zero_weight_raises_on_every_rank(ranks):
     ranks(zero_weights)
+
+
+@pytest.mark.parametrize("sharding", list(SHARDINGS))
+@pytest.mark.parametrize("work", [counts, finalized])
+def test_shards_are_counted_and_cut_as_one_model(ranks, work, sharding):
+    ranks(work, sharding)
+
+
+@pytest.mark.parametrize("sharding", list(SHARDINGS))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_zeros_stay_frozen_on_shards(ranks, sharding, when):
+    ranks(frozen, sharding, when)
 
 
 @dtypes

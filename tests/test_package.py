@@ -32,9 +32,11 @@ LAYERS = [
         "rewa.theory",
     },
     {"rewa.optim.misuse"},
+    {"rewa.weights"},
+    {"rewa.sparsity"},
     {"rewa.optim.annealing", "rewa.optim.fused", "rewa.optim.foreach", "rewa.optim.optimizer", "rewa.optim"},
     {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
-    {"rewa.forms", "rewa.presets", "rewa.sparsity", "rewa.packed"},
+    {"rewa.forms", "rewa.presets", "rewa.packed"},
     {"rewa.lockstep", "rewa.zeros"},
     {"rewa.inference", "rewa.export", "rewa.surgery"},
     {"rewa"},
@@ -135,7 +137,7 @@ def test_readme_table_calls_run():
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.layer4 = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))\n"
-        "        self.head = torch.nn.Linear(2, 2)\n"
+        "        self.head = torch.nn.Linear(2, 20)\n"
     )
     script = setup + "".join(f"model = Net()\n{call}\n" for call in calls)
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=120)

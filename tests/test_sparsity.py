@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import rewa
 from rewa.sparsity import Count, count, curve, histogram, prunable, summary, thresholded, whole
 
 
-def test_at_the_threshold_is_zero_by_modulus():
+def test_at_the_threshold_is_zero_by_magnitude():
     weights = [torch.tensor([-0.5, 0.5, 0.25]), torch.tensor([[0.0, -1.0]])]
     assert count(weights) == Count(5, 4)
     assert count(weights, 0.25) == Count(5, 3)
@@ -35,6 +36,8 @@ def test_prunable_follows_rules_and_sees_through_nothing():
         prunable(rewa.reparametrize(model, form="pair"))
     with pytest.raises(TypeError, match=r"prunable\(model\).values\(\)"):
         count(model)
+    with pytest.raises(TypeError, match=r"prunable needs a model, .* not generator"):
+        prunable(nn.Linear(2, 2).parameters())
 
 
 def test_weights_come_back_bit_for_bit_also_after_an_error():
@@ -128,3 +131,55 @@ def test_histogram_holds_every_weight():
     nn.init.zeros_(model[4].weight)
     counts, _, zeros = histogram(model)
     assert (counts.sum(), zeros) == (0, 114)
+
+
+def test_frozen_parameters_are_counted_and_cut():
+    """A model that is deployed is often frozen: the counts are those of the same model with gradients."""
+    model = small()
+    with torch.no_grad():
+        model[4].weight[0] = 0
+    expected = [str(summary(model, 0.1)), whole(model), curve(model, lambda model: 0.0, [0.1]), histogram(model)[0].tolist()]
+    for part in (model[4], model):
+        part.requires_grad_(False)
+        assert list(prunable(model)) == ["0.weight", "4.weight"]
+        found = [str(summary(model, 0.1)), whole(model), curve(model, lambda model: 0.0, [0.1]), histogram(model)[0].tolist()]
+        assert found == expected
+
+
+def test_weights_under_a_pruning_mask_are_counted_as_the_layer_uses_them():
+    model = small()
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    prune.random_unstructured(model[4], "weight", amount=0.25)
+    prune.l1_unstructured(model[4], "weight", amount=8)  # a second round, on top of the first
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = summary(model, example_input=torch.zeros(5, 1, 6, 6))
+    assert [(layer.name, layer.count) for layer in result.layers] == [
+        ("0.weight", Count(18, 9)), ("4.weight", Count(96, 64)),
+    ]  # fmt: skip
+    assert result.layers[0].multiply_adds_left == 9 * 16
+    assert result.model == whole(model) == Count(114 + 2 + 4 + 3, 73 + 2 + 2 + 3)
+    counts, _, zeros = histogram(model)
+    assert (counts.sum(), zeros) == (73, 114 - 73)
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    for asked in (model, rewa.param_groups(model)):
+        with pytest.raises(ValueError, match=r"torch\.nn\.utils\.prune\.remove"):
+            prunable(asked)
+    prune.remove(model[0], "weight")
+    prune.remove(model[4], "weight")
+    assert count(prunable(model).values()) == result.prunable
+
+
+def test_computed_weights_are_counted_and_the_error_names_the_remedy():
+    plain = nn.Linear(4, 3)
+    with torch.no_grad():
+        plain.weight[0] = 0
+        plain.weight[0, 0] = 1.0
+    model = nn.Sequential(parametrizations.weight_norm(plain))
+    assert summary(model).prunable == Count(12, 9)
+    with pytest.raises(ValueError, match="remove_parametrizations") as error:
+        prunable(model)
+    exec(str(error.value).partition("call ")[2].partition(" first")[0])  # the remedy works as it is printed
+    assert list(prunable(model)) == ["0.weight"]
+    form = rewa.reparametrize(nn.Sequential(nn.Linear(4, 3)), form="pair")
+    assert whole(form).total == 15

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
 
 import rewa
@@ -34,7 +35,7 @@ def kept(model):
 # ------------------------------------------------------------------------------------------------ finalize
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.2, 0.5, 0.9, 0.987, 1.0])
+@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.2, 0.5, 0.9, 0.987])
 def test_sparsity_is_met_and_not_overshot(sparsity):
     model = network()
     report = rewa.finalize(model, sparsity=sparsity)
@@ -44,7 +45,7 @@ def test_sparsity_is_met_and_not_overshot(sparsity):
     assert report.value is report.value_before is None
 
 
-def test_threshold_is_written_by_modulus_and_nothing_else_changes():
+def test_threshold_is_written_by_magnitude_and_nothing_else_changes():
     model = network()
     before = bits(model)
     rewa.finalize(model, threshold=0.05)
@@ -54,17 +55,104 @@ def test_threshold_is_written_by_modulus_and_nothing_else_changes():
         assert torch.equal(tensor, expected)
 
 
-def test_ties_are_cut_together():
-    model = nn.Linear(4, 1, bias=False)
+@pytest.mark.parametrize("sparsity", [0.1, 0.3, 0.5, 0.7])
+def test_equal_magnitudes_are_cut_in_order_until_the_count_is_met(sparsity):
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 2, bias=False))
     with torch.no_grad():
-        model.weight.copy_(torch.tensor([[0.5, -0.5, 0.5, 1.0]]))
-    report = rewa.finalize(model, sparsity=0.3)
-    assert report.summary.prunable == Count(4, 1)
+        for layer in model:
+            layer.weight.fill_(-0.5)
+        model[1].weight[1, 2] = 1.0
+    report = rewa.finalize(model, sparsity=sparsity)
+    zeros = math.ceil(sparsity * 15)
+    flat = torch.cat([layer.weight.detach().flatten() for layer in model])
+    # The last of the first layer is spared, if it comes to that; the second pays for it.
+    expected = [index for index in range(15) if index != 8][:zeros]
+    assert (flat == 0).nonzero().flatten().tolist() == expected
+    assert (report.threshold, report.summary.prunable) == (0.5, Count(15, 15 - zeros))
+    assert report.spared == (("0.weight",) if zeros > 8 else ())
+    assert report.ties == 15 - zeros - 1 - len(report.spared)
+    assert f"{report.ties} more weights have exactly that magnitude" in str(report)
+
+
+def test_no_layer_is_emptied_by_a_count():
+    """The small layer would lose everything; it keeps its largest weight, and the count is met all the same."""
+    model = nn.Sequential(nn.Linear(20, 20, bias=False), nn.Linear(20, 2, bias=False))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-3)
+    largest, before = model[1].weight.abs().argmax(), bits(model)
+    report = rewa.finalize(model, sparsity=0.9)
+    assert report.summary.prunable == Count(440, 44)
+    assert report.spared == ("1.weight",)
+    assert "kept their largest weight, although it is not above the threshold: 1.weight" in str(report)
+    assert model[1].weight.flatten().nonzero().flatten().tolist() == [int(largest)]
+    sizes = before["0.weight"].abs().flatten().sort().values
+    assert report.threshold == sizes[-44]  # one more than the 43 weights that stay of the first layer
+    model.load_state_dict(before)
+    report = rewa.finalize(model, evaluate=lambda model: 0.0, max_drop=1.0)
+    assert report.summary.prunable == Count(440, 2)
+    assert [layer.count.nonzero for layer in report.summary.layers] == [1, 1]
+
+
+def test_an_emptied_layer_is_named():
+    model = nn.Sequential(nn.Linear(20, 20, bias=False), nn.Linear(20, 2, bias=False))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-3)
+    before = bits(model)
+    with pytest.warns(UserWarning, match=r"left no weight in 1\.weight"):
+        report = rewa.finalize(model, threshold=0.01)
+    assert (report.threshold, report.emptied, report.spared, report.ties) == (0.01, ("1.weight",), (), 0)
+    assert rewa.finalize(model, threshold=0.01).emptied == ()  # it was empty before
+    model.load_state_dict(before)
+    with pytest.warns(UserWarning, match=r"left no weight in 0\.weight, 1\.weight"):
+        report = rewa.finalize(model, sparsity=1.0)
+    assert report.summary.prunable == Count(440, 0)
+    model.load_state_dict(before)
+    with pytest.warns(UserWarning, match=r"left no weight in 1\.weight"):
+        report = rewa.finalize(model, sparsity=1 - 1 / 440)
+    assert model[0].weight.abs().max() == before["0.weight"].abs().max()
+
+
+@pytest.mark.parametrize("frozen", [slice(0, 1), slice(0, 5)], ids=["half", "fully"])
+def test_frozen_layers_are_cut_like_the_others(frozen):
+    model = network()
+    expected = bits(model)
+    rewa.finalize(model, sparsity=0.8)
+    once = bits(model)
+    model.load_state_dict(expected)
+    model[frozen].requires_grad_(False)
+    report = rewa.finalize(model, sparsity=0.8)
+    assert report.summary.prunable.sparsity == pytest.approx(0.8, abs=2e-3)
+    assert unchanged(model, once)
+
+
+def test_layer_scales_are_left_alone():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+            self.layer_scale = nn.Parameter(1e-6 * torch.ones(8, 1, 1))
+
+    model = Scaled()
+    rewa.finalize(model, sparsity=0.5)
+    assert (model.layer_scale == 1e-6).all()
+    assert (model.conv.weight == 0).sum() == 108
+
+
+def test_a_pruning_mask_must_be_made_permanent_first():
+    model = network()
+    prune.l1_unstructured(model[4], "weight", amount=0.5)
+    before = bits(model)
+    for change in (lambda: rewa.finalize(model, sparsity=0.8), lambda: rewa.freeze_zeros(model)):
+        with pytest.raises(ValueError, match=r"torch\.nn\.utils\.prune\.remove\(model\.get_submodule\('4'\), 'weight'\)"):
+            change()
+        assert unchanged(model, before)
+    prune.remove(model[4], "weight")
+    assert rewa.freeze_zeros(model).count.nonzero == 6 * 18 + 5 * 96 // 2
 
 
 @pytest.mark.parametrize("max_drop", [0.0, 0.1, 1.0, 7.0, 1000.0])
 def test_max_drop_keeps_as_few_weights_as_it_allows(max_drop):
-    """The value is the sum of the moduli: the fewest weights that may be kept are known."""
+    """The value is the sum of the magnitudes: the fewest weights that may be kept are known."""
     model = nn.Linear(100, 10, bias=False)
 
     def value(model):
@@ -318,15 +406,25 @@ def test_a_pickled_model_keeps_the_zeros():
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
 
 
-def test_writes_from_outside_do_not_last():
-    """A merged adapter, through .data or not: gone when the model runs, is saved or is stepped."""
-    for look in (lambda model: model(torch.ones(1, 8)), lambda model: model.state_dict()):
-        model = sparse_model()
-        zeros = zeros_of(model)
-        rewa.freeze_zeros(model)
-        model[0].weight.data += torch.ones(16, 1) @ torch.ones(1, 8)
+def run(model):
+    with torch.no_grad():
+        model(torch.ones(1, 8))
+
+
+@pytest.mark.parametrize("look", [run, lambda model: model.state_dict()], ids=["run", "save"])
+def test_writes_from_outside_do_not_last_and_are_reported(look):
+    """Through .data or not: gone when the model runs or is saved, with a word about how much that was."""
+    model = sparse_model()
+    zeros = zeros_of(model)
+    rewa.freeze_zeros(model)
+    update = torch.randn(16, 8)
+    expected = model[0].weight.detach() + update.masked_fill(zeros["0.weight"], 0)
+    model[0].weight.data += update
+    lost = update[zeros["0.weight"]]
+    with pytest.warns(UserWarning, match=rf"{len(lost)} entries of '0\.weight', of norm {lost.norm():.4g}"):
         look(model)
-        assert same_zeros(model, zeros)
+    assert torch.equal(model[0].weight, expected)
+    look(model)  # without a warning: nothing is left to drop
 
 
 def test_a_graph_that_holds_the_weight_stays_valid():
@@ -441,3 +539,227 @@ def test_an_empty_loader_is_an_error():
     with pytest.raises(ValueError, match="the loader is empty, or used up"):
         rewa.finalize(model, sparsity=0.5, recalibrate=iter(()))
     assert unchanged(model, before)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("started", ["before", "after"])
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_minimizes_over_the_other_weights(seed, started, search):
+    """Least squares over the weights that are left: the closed form is what LBFGS must find."""
+    torch.manual_seed(seed)
+    data, target = torch.randn(60, 12), torch.randn(60, 1)
+    model = nn.Linear(12, 1, bias=False)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=40, line_search_fn=search)
+
+    def closure():
+        optimizer.zero_grad()
+        value = (model(data) - target).square().mean()
+        value.backward()
+        return value
+
+    if started == "before":
+        optimizer.step(closure)
+    rewa.finalize(model, sparsity=0.5)
+    alive = model.weight.detach().flatten() != 0
+    rewa.freeze_zeros(model)
+    for _ in range(5):
+        optimizer.step(closure)
+    assert torch.equal(model.weight.detach().flatten() != 0, alive)
+    best = torch.linalg.lstsq(data[:, alive], target).solution.flatten()
+    torch.testing.assert_close(model.weight.detach().flatten()[alive], best, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_that_is_trained_later_keeps_its_zeros():
+    model = sparse_model()
+    zeros = zeros_of(model)
+    model.requires_grad_(False)
+    rewa.freeze_zeros(model)
+    model[2].requires_grad_(True)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    model.requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    assert same_zeros(model, zeros)
+    assert (optimizer.state[model[0].weight]["exp_avg_sq"][zeros["0.weight"]] == 0).all()
+
+
+def pair_form(model):
+    return rewa.reparametrize(model, form="pair")
+
+
+def pruned(model):
+    prune.l1_unstructured(model[0], "weight", amount=0.9)
+    return model
+
+
+def replaced(model):
+    model[0].weight = nn.Parameter(torch.randn(12, 8))
+    return model
+
+
+@pytest.mark.parametrize("change", [pair_form, pruned, replaced])
+def test_a_weight_that_is_replaced_after_the_freeze_is_refused(change):
+    model = sparse_model()
+    rewa.freeze_zeros(model)
+    change(model)
+    for look in (loss, lambda model: model.state_dict()):
+        with pytest.raises(RuntimeError, match=r"zeros of '0\.weight' are frozen, but .* rewa\.zeros\.thaw\(model\)"):
+            look(model)
+    rewa.zeros.thaw(model)
+    model.state_dict()
+    if change is pair_form:
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=1)
+
+
+def test_parameters_put_in_place_of_others_are_frozen_too():
+    model = sparse_model()
+    zeros = zeros_of(model)
+    rewa.freeze_zeros(model)
+    model.load_state_dict(bits(model), assign=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    loss(model).backward()
+    optimizer.step()
+    assert same_zeros(model, zeros)
+
+
+@pytest.mark.parametrize("through", ["model", "optimizer"])
+def test_a_layer_of_zeros_trains_unless_told_otherwise(through):
+    model = sparse_model()
+    nn.init.zeros_(model[2].weight)
+    zeros = zeros_of(model)
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    what = model if through == "model" else optimizer
+    with pytest.warns(UserWarning, match=r"2\.weight: all zero"):
+        frozen = rewa.freeze_zeros(what)
+    train(model, optimizer)
+    assert (model[2].weight != 0).all()
+    assert torch.equal(model[0].weight == 0, zeros["0.weight"])
+    frozen.remove()
+    nn.init.zeros_(model[2].weight)
+    rewa.freeze_zeros(what, all_zero=True)
+    train(model, optimizer)
+    assert (model[2].weight == 0).all()
+
+
+def test_a_normalized_layer_without_zeros_is_left_alone():
+    model = sparse_model()
+    model.append(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
+    zeros = {name: mask for name, mask in zeros_of(model[:3]).items()}
+    assert list(rewa.freeze_zeros(model).zeros) == ["0.weight", "2.weight"]
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    assert same_zeros(model[:3], zeros)
+
+
+# ---------------------------------------------------------------------------------------------------- PEFT
+
+
+def tiny_llama():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, pad_token_id=0
+    )
+    return transformers.LlamaForCausalLM(config), torch.arange(1, 11).reshape(2, 5), ["q_proj", "down_proj"]
+
+
+def tiny_mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), torch.linspace(-1, 1, 40).reshape(5, 8), ["0", "2"]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by the old name
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("make", [tiny_llama, tiny_mlp])
+def test_adapters_learn_over_frozen_zeros_and_a_merge_says_what_it_drops(make, when):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model, inputs, targets = make()
+    rewa.finalize(model, sparsity=0.6)
+    zeros = zeros_of(model)
+    if when == "before":
+        rewa.freeze_zeros(model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=True))
+    if when == "after":
+        frozen = rewa.freeze_zeros(adapted)
+        assert not any("lora" in name for name in frozen.zeros)
+        assert frozen.count.total == sum(mask.numel() for mask in zeros.values())
+        assert list(rewa.sparsity.prunable(adapted)) == list(frozen.zeros)
+    optimizer = torch.optim.AdamW((param for param in adapted.parameters() if param.requires_grad), lr=0.05)
+    for _ in range(10):
+        optimizer.zero_grad()
+        output = adapted(inputs)
+        (output if isinstance(output, torch.Tensor) else output.logits).square().mean().backward()
+        optimizer.step()
+    layers = {name: layer for name, layer in adapted.named_modules() if hasattr(layer, "lora_B")}
+    assert all(layer.lora_B["default"].weight.abs().max() > 0.01 for layer in layers.values())
+    deltas = {name.removeprefix("base_model.model."): layer.get_delta_weight("default") for name, layer in layers.items()}
+    before = {name: weight.detach().clone() for name, weight in prunable(adapted).items()}
+
+    merged = adapted.merge_and_unload()
+    with pytest.warns(UserWarning, match="written where zeros are frozen") as caught:
+        merged.state_dict()
+    assert len(caught) == len(deltas)
+    for warning, (name, delta) in zip(caught, deltas.items(), strict=True):
+        lost = delta.detach()[zeros[f"{name}.weight"]]
+        number, norm = int(lost.count_nonzero()), lost.norm()
+        assert f"{number} entries of " in str(warning.message)
+        assert f"of norm {norm:.4g}" in str(warning.message)
+        weight = merged.get_submodule(name).weight
+        kept = delta.masked_fill(zeros[f"{name}.weight"], 0)
+        torch.testing.assert_close(weight, before[f"base_model.model.{name}.base_layer.weight"] + kept)
+    assert same_zeros(merged, zeros)
+
+
+def test_copies_that_peft_trains_in_full_keep_their_zeros():
+    peft = pytest.importorskip("peft")
+    model, inputs, _ = tiny_mlp()
+    rewa.finalize(model, sparsity=0.6)
+    zeros = zeros_of(model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"]))
+    rewa.freeze_zeros(adapted)
+    optimizer = torch.optim.AdamW((param for param in adapted.parameters() if param.requires_grad), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        adapted(inputs).square().mean().backward()
+        optimizer.step()
+    merged = adapted.merge_and_unload()
+    with pytest.warns(UserWarning, match="written where zeros are frozen"):
+        merged(inputs)
+    assert same_zeros(merged, zeros)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by the old name
+def test_adapters_over_the_experts_of_a_mixture_learn():
+    """Of a bare parameter PEFT makes a parametrization, for as long as the layer runs."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        num_local_experts=2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(config).float()  # the product over experts has no float64
+    rewa.finalize(model, sparsity=0.6)
+    zeros = zeros_of(model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=[], target_parameters=["experts.gate_up_proj"]))
+    rewa.freeze_zeros(adapted)
+    optimizer = torch.optim.AdamW((param for param in adapted.parameters() if param.requires_grad), lr=0.05)
+    for _ in range(5):
+        optimizer.zero_grad()
+        adapted(torch.arange(1, 11).reshape(2, 5)).logits.square().mean().backward()
+        optimizer.step()
+    assert all(param.abs().max() > 0.01 for name, param in adapted.named_parameters() if "lora_B" in name)
+    merged = adapted.merge_and_unload()
+    with pytest.warns(UserWarning, match=r"gate_up_proj', of norm .* written where zeros are frozen"):
+        merged.state_dict()
+    assert same_zeros(merged, zeros)
+
+
+def test_a_merge_that_keeps_the_adapter_is_reported_in_training_mode_too():
+    peft = pytest.importorskip("peft")
+    model, inputs, targets = tiny_mlp()
+    rewa.finalize(model, sparsity=0.6)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)).train()
+    zeros = zeros_of(adapted)
+    rewa.freeze_zeros(adapted)
+    adapted.merge_adapter()
+    with pytest.warns(UserWarning, match=r"entries of 'base_model\.model\.[02]\.base_layer\.weight'"):
+        adapted(inputs)
+    assert same_zeros(adapted, zeros)

@@ -1,19 +1,22 @@
-"""The one definition of sparsity: a weight counts as zero when its modulus is at most the threshold."""
+"""The one definition of sparsity: a weight counts as zero when its magnitude is at most the threshold.
+
+Counts are of the whole model, also where it is sharded (FSDP2): every process makes the same call and gets the same counts.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rewa.optim.groups import ParamGroups, param_groups
+from rewa.weights import classify, computed, full, local, reshard
 
 __all__ = [
     "Count",
@@ -52,24 +55,66 @@ class Count:
         return Count(self.total + other.total, self.nonzero + other.nonzero)
 
 
-def prunable(model: nn.Module | ParamGroups) -> dict[str, Tensor]:
-    """The weights that can become sparse, by name.
+class Decided(Protocol):
+    """What :func:`rewa.param_groups` returns: groups with a decision for each parameter."""
+
+    @property
+    def decisions(self) -> Sequence[Any]:
+        """The decisions, each with the parameter's name, the parameter and whether it is sparse."""
+
+
+def prunable(model: nn.Module | Decided) -> dict[str, Tensor]:
+    """The weights that can become sparse, by name; a write into them changes the model.
 
     Args:
-        model: A model, for the weights that :func:`rewa.param_groups` makes sparse by default; or what it returned for the
-            model with your own rules.
+        model: A model, for the weights that :func:`rewa.weights.classify` finds, trained or frozen; or what
+            :func:`rewa.param_groups` returned for the model with your own rules, for what these groups train sparsely.
 
     Raises:
-        ValueError: If weights are parametrized: there is no tensor to count or cut until the parametrization is removed.
+        ValueError: If torch computes a weight from other parameters, under a parametrization or a pruning mask: there is no
+            tensor to cut until that is removed. :func:`summary`, :func:`whole` and :func:`histogram` count such models too.
 
     Example:
         >>> list(prunable(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))))
         ['0.weight']
     """
-    decisions = (model if isinstance(model, ParamGroups) else param_groups(model)).decisions
-    if hidden := [decision.name for decision in decisions if ".parametrizations." in f".{decision.name}"]:
-        raise ValueError(f"{hidden[0]!r} stands behind a parametrization: call rewa.remove_reparametrization on a copy first")
-    return {decision.name: decision.param for decision in decisions if decision.is_sparse}
+    if isinstance(model, nn.Module):
+        reshard(model)
+        for found in computed(model):
+            if found.reason is None:
+                raise found.error()
+        return {name: weight.param for name, weight in classify(model).items() if weight.reason is None}
+    if not hasattr(model, "decisions"):
+        raise TypeError(f"prunable needs a model, or what rewa.param_groups returned for one, not {type(model).__name__}")
+    for decision in model.decisions:
+        if ".parametrizations." in f".{decision.name}":
+            raise ValueError(
+                f"{decision.name!r} is behind a parametrization: call rewa.remove_reparametrization on a copy first"
+            )
+        if decision.is_sparse and decision.name.endswith("_orig"):
+            raise ValueError(f"{decision.name!r} is behind a pruning mask: call torch.nn.utils.prune.remove on its layer first")
+    return {decision.name: decision.param for decision in model.decisions if decision.is_sparse}
+
+
+def _in_use(model: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The weights that can become sparse as the layers use them, by name, and all other parameters; to read, not to write."""
+    reshard(model)
+    found = computed(model)
+    behind = {original for one in found for original in one.originals}
+    at = {one.originals[0]: one for one in found if one.originals}
+    weights: dict[str, Tensor] = {}
+    rest: list[Tensor] = []
+    for name, param, reason in classify(model).values():
+        tensor, label = param, name
+        if name in behind:
+            if name not in at:
+                continue
+            tensor, label, reason = at[name].value, at[name].name, at[name].reason
+        if reason is None:
+            weights[label] = tensor
+        else:
+            rest.append(tensor)
+    return weights, rest
 
 
 def count(tensors: Iterable[Tensor], threshold: float = 0.0) -> Count:
@@ -77,7 +122,7 @@ def count(tensors: Iterable[Tensor], threshold: float = 0.0) -> Count:
 
     Args:
         tensors: The weights.
-        threshold: The largest modulus t that counts as zero.
+        threshold: The largest magnitude t that counts as zero.
 
     Example:
         >>> count([torch.tensor([0.0, -0.1, 2.0])], threshold=0.1)
@@ -88,7 +133,7 @@ def count(tensors: Iterable[Tensor], threshold: float = 0.0) -> Count:
     if not threshold >= 0:
         raise ValueError(f"Invalid threshold: {threshold} (allowed: a number >= 0)")
     tensors = [tensor.detach() for tensor in tensors]
-    return Count(sum(t.numel() for t in tensors), sum(int((t.abs() > threshold).sum()) for t in tensors))
+    return Count(sum(t.numel() for t in tensors), sum(int(full((t.abs() > threshold).sum())) for t in tensors))
 
 
 @contextmanager
@@ -97,7 +142,7 @@ def thresholded(tensors: Iterable[Tensor], threshold: float) -> Iterator[Count]:
 
     Args:
         tensors: The weights, changed in place.
-        threshold: The largest modulus that counts as zero.
+        threshold: The largest magnitude that counts as zero.
 
     Example:
         >>> weight = torch.tensor([0.05, -0.1, 2.0])
@@ -109,16 +154,15 @@ def thresholded(tensors: Iterable[Tensor], threshold: float) -> Iterator[Count]:
     """
     tensors = list(tensors)
     left = count(tensors, threshold)
-    saved = [tensor.detach().clone() for tensor in tensors]
+    parts = [local(tensor.detach()) for tensor in tensors]
+    saved = [part.clone() for part in parts]
     try:
-        with torch.no_grad():
-            for tensor in tensors:
-                tensor.masked_fill_(tensor.abs() <= threshold, 0)
+        for part in parts:
+            part.masked_fill_(part.abs() <= threshold, 0)
         yield left
     finally:
-        with torch.no_grad():
-            for tensor, original in zip(tensors, saved, strict=True):
-                tensor.copy_(original)
+        for part, original in zip(parts, saved, strict=True):
+            part.copy_(original)
 
 
 @dataclass(frozen=True)
@@ -175,7 +219,7 @@ def summary(model: nn.Module, threshold: float = 0.0, *, example_input: Any = No
 
     Args:
         model: The model.
-        threshold: The largest modulus that counts as zero.
+        threshold: The largest magnitude that counts as zero.
         example_input: What to call the model with, for the multiply-adds of its linear and convolution layers, given for one
             example; a tuple for several arguments.
 
@@ -189,12 +233,11 @@ def summary(model: nn.Module, threshold: float = 0.0, *, example_input: Any = No
         prunable weights                              8            2  75.00%        4x              8              2
         whole model                                  11            5  54.55%      2.2x
     """
-    positions = {} if example_input is None else _positions(model, example_input)
-    weights = prunable(model)
+    weights, rest = _in_use(model)
+    positions = {} if example_input is None else _positions(model, weights, example_input)
     layers = []
     for name, weight in weights.items():
-        left = count([weight], threshold)
-        uses = positions.get(id(weight))
+        left, uses = count([weight], threshold), positions.get(name)
         layers.append(
             Layer(
                 name=name,
@@ -204,7 +247,8 @@ def summary(model: nn.Module, threshold: float = 0.0, *, example_input: Any = No
                 multiply_adds_left=None if uses is None else uses * left.nonzero,
             )
         )
-    return Summary(threshold, tuple(layers), count(weights.values(), threshold), whole(model, threshold))
+    total = sum((layer.count for layer in layers), Count(0, 0))
+    return Summary(threshold, tuple(layers), total, total + count(rest))
 
 
 def whole(model: nn.Module, threshold: float = 0.0) -> Count:
@@ -212,27 +256,33 @@ def whole(model: nn.Module, threshold: float = 0.0) -> Count:
 
     Args:
         model: The model.
-        threshold: The largest modulus of a prunable weight that counts as zero.
+        threshold: The largest magnitude of a prunable weight that counts as zero.
 
     Example:
         >>> whole(nn.Linear(3, 2), threshold=math.inf)
         Count(total=8, nonzero=2)
     """
-    weights = prunable(model).values()
-    cut = {id(weight) for weight in weights}
-    return count(weights, threshold) + count(param for param in model.parameters() if id(param) not in cut)
+    weights, rest = _in_use(model)
+    return count(weights.values(), threshold) + count(rest)
 
 
-def _positions(model: nn.Module, example_input: Any) -> dict[int, int]:
-    """How often each weight of a linear or convolution layer is used for one example, by the weight's id."""
-    uses: dict[int, int] = {}
+def _positions(model: nn.Module, weights: dict[str, Tensor], example_input: Any) -> dict[str, int]:
+    """How often each weight of a linear or convolution layer is used for one example, by the weight's name."""
+    names = {id(weight): name for name, weight in weights.items()}
+    uses: dict[str, int] = {}
 
-    def hook(module: Any, _: Any, output: Tensor) -> None:
-        weight: Tensor = module.weight
-        uses[id(weight)] = uses.get(id(weight), 0) + output.numel() // weight.shape[0]
+    def watch(module: nn.Module, name: str) -> Any:
+        def hook(_: Any, __: Any, output: Tensor) -> None:
+            uses[name] = uses.get(name, 0) + output.numel() // weights[name].shape[0]
 
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    hooks = [module.register_forward_hook(hook) for module in model.modules() if isinstance(module, kinds)]
+        return module.register_forward_hook(hook)
+
+    # By name, found before the pass: a sharded layer holds another tensor while it runs.
+    hooks = []
+    for prefix, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            name = names.get(id(module._parameters.get("weight")), f"{prefix}.weight".lstrip("."))
+            hooks += [watch(module, name)] if name in weights else []
     arguments = example_input if isinstance(example_input, tuple) else (example_input,)
     try:
         with keeping_modes(model), torch.no_grad():
@@ -241,6 +291,7 @@ def _positions(model: nn.Module, example_input: Any) -> dict[int, int]:
     finally:
         for handle in hooks:
             handle.remove()
+        reshard(model)
     batch = next(len(argument) for argument in arguments if isinstance(argument, Tensor))
     return {key: value // batch for key, value in uses.items()}
 
@@ -278,7 +329,9 @@ def histogram(model: nn.Module, bins: NDArray[np.float64] | None = None) -> tupl
         >>> counts.tolist(), zeros
         ([1, 1, 1], 1)
     """
-    sizes = torch.cat([weight.detach().abs().flatten().double() for weight in prunable(model).values()]).numpy()
+    weights, _ = _in_use(model)
+    flat = [full(weight.detach()).abs().flatten().double().cpu() for weight in weights.values()]
+    sizes = torch.cat([torch.zeros(0, dtype=torch.float64), *flat]).numpy()
     logs = np.log10(sizes[sizes > 0])
     if bins is None:
         low, high = (logs.min(), logs.max()) if len(logs) else (-1.0, 0.0)
@@ -303,7 +356,7 @@ def curve(model: nn.Module, evaluate: Callable[[nn.Module], float], thresholds: 
     Args:
         model: The model; its weights are restored bit for bit afterwards, also when ``evaluate`` raises.
         evaluate: Takes the model and returns what it is worth, on validation data.
-        thresholds: The largest moduli that count as zero.
+        thresholds: The largest magnitudes that count as zero.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -318,5 +371,8 @@ def curve(model: nn.Module, evaluate: Callable[[nn.Module], float], thresholds: 
     points = []
     for threshold in thresholds:
         with keeping_modes(model), thresholded(weights, threshold) as left:
-            points.append(Point(threshold, left, whole(model), float(evaluate(model))))
+            try:
+                points.append(Point(threshold, left, whole(model), float(evaluate(model))))
+            finally:
+                reshard(model)
     return points

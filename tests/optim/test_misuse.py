@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -59,14 +61,13 @@ def test_an_optimizer_of_a_form_that_was_removed(form):
 @pytest.mark.parametrize("form", ["tied", "pair", "factors"])
 def test_the_originals_of_a_form_are_decayed(form):
     model = rewa.reparametrize(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), form=form, K=3)
-    groups = rewa.param_groups(model, K=9, M=2, weight_decay=0.25)
+    groups = rewa.param_groups(copy.deepcopy(model), K=9, M=2, weight_decay=0.25)
     decays = {name: group["weight_decay"] for group in groups for name, _ in group["params"]}
     originals = {name: decay for name, decay in decays.items() if "original" in name}
     assert len(originals) == {"tied": 1, "pair": 2, "factors": 3}[form]
     assert set(originals.values()) == {0.25}
     assert {decay for name, decay in decays.items() if name not in originals} == {0.0}
     assert f"{form} form" in str(groups)
-    model.zero_grad()
     torch.optim.SGD(groups, lr=0.1)  # any optimizer will do
     rewa.ReWASGD(groups, lr=0.1)
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rewa.optim.misuse import PREFIX, form_of, watch_optimizers
+from rewa.optim.misuse import PREFIX, watch_optimizers
 from rewa.optim.optimizer import REMEDY, check_nonnegative, check_settings, is_identity, root_mean_square
 from rewa.reparam import check_exponents
+from rewa.weights import classify
 
 __all__ = ["Decision", "ParamGroups", "param_groups"]
 
@@ -73,9 +74,9 @@ def param_groups(
 ) -> ParamGroups:
     r"""Parameter groups that make the weights of a model sparse and train the rest with the plain base optimizer.
 
-    Sparse are tensors of two or more dimensions (linear and convolution weights). Plain, that is ``K=1, M=0, eps=0``, are
-    biases and norms, many of which start at zero and would stay there, and embeddings (by layer, or by ``embed`` or
-    ``token`` in the parameter's own name). Frozen parameters are left out.
+    Sparse are the weights that :func:`rewa.weights.classify` finds: those of linear, convolution, attention and recurrent
+    layers, and other matrices. Plain, that is ``K=1, M=0, eps=0``, are biases, norms, scales, embeddings and adapters, many of
+    which start at zero and would stay there. Frozen parameters are left out.
 
     The same groups serve :class:`rewa.ReWASGD`, :class:`rewa.ReWAAdamW` and, with :func:`rewa.attach`, any optimizer of torch.
     What they set belongs here, not to the optimizer: ``K``, ``M``, ``eps`` and ``weight_decay``. Their keys are ``rewa_K`` and
@@ -130,27 +131,14 @@ def param_groups(
         _check_rule(pattern, settings)
     sparse = {"K": K, "M": M, "eps": eps, "weight_decay": weight_decay}
     plain = {"K": 1, "M": 0, "eps": 0.0, "weight_decay": plain_weight_decay}
-    norms = _parameters_of(model, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
-    embeddings = _parameters_of(model, nn.Embedding, nn.EmbeddingBag)
-
-    def reason_to_stay_plain(name: str, param: Tensor) -> str | None:
-        own_name = name.rpartition(".")[2]
-        if param.dim() < 2:
-            return "fewer than 2 dimensions"
-        if id(param) in norms:
-            return "norm"
-        if "bias" in own_name:
-            return "bias"
-        if id(param) in embeddings or "embed" in own_name or "token" in own_name:
-            return "embedding"
-        return "already parametrized" if ".parametrizations." in f".{name}" else None
+    dense = {name: weight.reason for name, weight in classify(model).items()}
 
     def decide(name: str, param: Tensor) -> tuple[dict[str, Any] | None, str]:
         if not param.requires_grad:
             return None, "frozen: make the groups again after unfreezing"
-        if (form := form_of(param)) is not None:
-            return {**plain, "weight_decay": weight_decay}, f"{form} form"
-        reason = reason_to_stay_plain(name, param)
+        reason = dense[name]
+        if reason is not None and reason.endswith(" form"):
+            return {**plain, "weight_decay": weight_decay}, reason
         pattern = next((pattern for pattern in rules if re.fullmatch(pattern, name)), None)
         if pattern is None:
             return (plain, reason) if reason else (sparse, "weight")
@@ -189,12 +177,6 @@ def _matched(name: str, param: Tensor, settings: dict[str, Any]) -> dict[str, An
     if not (size := root_mean_square(param)):
         raise ValueError(f"parameter {name!r} is all zero and has no size to match. {REMEDY}")
     return {**settings, "match": size}
-
-
-def _parameters_of(model: nn.Module, *kinds: type[nn.Module]) -> set[int]:
-    """Identities of the parameters that belong to layers of these kinds."""
-    modules = [module for module in model.modules() if isinstance(module, kinds)]
-    return {id(param) for module in modules for param in module.parameters(recurse=False)}
 
 
 def _check_rule(pattern: str, settings: Mapping[str, Any] | None) -> None:

@@ -297,7 +297,7 @@ class _Run:
         self.model = wrap(self.plain, self.world, self.recipe.parallel, self.recipe.sync_batchnorm)
         self.optimizer = segment.method.start(self.plain, segment.plan)
         if segment.phase == "finetune":
-            freeze_zeros(self.plain)
+            freeze_zeros(self.plain, all_zero=True)
 
     def _restore(self, saved: checkpoint.Checkpoint) -> None:
         state = saved.state
@@ -312,7 +312,7 @@ class _Run:
             # Only now: an optimizer refuses to begin with a layer of zeros, but a run may have come to one.
             self.plain.load_state_dict(saved.model)
             if segment.phase == "finetune":
-                freeze_zeros(self.plain)
+                freeze_zeros(self.plain, all_zero=True)
         load_state(self.optimizer, state["optimizer"])
         segment.method.load_state_dict(state["method"])
         if state["scaler"] and self.scaler.is_enabled():

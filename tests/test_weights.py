@@ -1,0 +1,267 @@
+"""The table of decisions over real architectures: tiny, with random weights."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import rewa
+from rewa.weights import classify, computed
+
+SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+VISION = {key: SMALL[key] for key in SMALL if key != "vocab_size"} | {"image_size": 8, "patch_size": 4}
+STAGES = {
+    "hidden_sizes": [4, 4],
+    "depths": [1, 1],
+    "num_stages": 2,
+    "num_encoder_blocks": 2,
+    "patch_sizes": [3, 3],
+    "strides": [2, 2],
+}
+T5 = {"vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+SWIN = {"image_size": 8, "patch_size": 2, "embed_dim": 4, "depths": [1], "num_heads": [2], "window_size": 2}
+WHISPER = {
+    "vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_mel_bins": 4, "max_source_positions": 8,
+    "max_target_positions": 8, "decoder_start_token_id": 3, **TOKENS,
+}  # fmt: skip
+PERCEIVER = {
+    "vocab_size": 20, "num_latents": 3, "d_latents": 8, "d_model": 8, "num_blocks": 1, "num_self_attends_per_block": 1,
+    "num_self_attention_heads": 2, "num_cross_attention_heads": 2, "max_position_embeddings": 8,
+}  # fmt: skip
+CLIP = {"text_config": {**SMALL, **TOKENS, "max_position_embeddings": 8}, "vision_config": VISION, "projection_dim": 8}
+WAV2VEC2 = {
+    **SMALL, "conv_dim": [4, 4], "conv_kernel": [3, 3], "conv_stride": [2, 2], "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+
+# By architecture: its configuration, the dense tensors of two dimensions and more with the start of the reason, and the sparse
+# tensors that no Linear or Conv holds. All weights of Linear and Conv are sparse, unless they are in the second column.
+ARCHITECTURES = {
+    "BertForMaskedLM": (
+        {**SMALL, "max_position_embeddings": 8},
+        {
+            r"bert\.embeddings\.word_embeddings\.weight": "embedding, tied to cls.predictions.decoder.weight",
+            r"bert\.embeddings\.(position|token_type)_embeddings\.weight": "embedding",
+        },
+        (),
+    ),
+    "GPT2LMHeadModel": (
+        {"vocab_size": 20, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, **TOKENS},
+        {r"transformer\.wte\.weight": "embedding, tied to lm_head.weight", r"transformer\.wpe\.weight": "embedding"},
+        (r"transformer\.h\.0\.(attn|mlp)\.c_(attn|proj|fc)\.weight",),
+    ),
+    "T5ForConditionalGeneration": (
+        T5,
+        {
+            r"shared\.weight": "embedding, tied to lm_head.weight",
+            r".*\.relative_attention_bias\.weight": "embedding",
+        },
+        (),
+    ),
+    "LlamaForCausalLM": (SMALL, {r"model\.embed_tokens\.weight": "embedding"}, ()),
+    "MixtralForCausalLM": (
+        {**SMALL, "num_key_value_heads": 1, "num_local_experts": 2},
+        {r"model\.embed_tokens\.weight": "embedding"},
+        (r".*\.mlp\.gate\.weight", r".*\.experts\.gate_up_proj", r".*\.experts\.down_proj"),
+    ),
+    "MambaForCausalLM": (
+        {"vocab_size": 20, "hidden_size": 8, "state_size": 4, "num_hidden_layers": 1},
+        {
+            r"backbone\.embeddings\.weight": "embedding, tied to lm_head.weight",
+            r".*\.mixer\.A_log": "rate, by 'log' in its name",
+        },
+        (),
+    ),
+    "ViTModel": (VISION, {r"embeddings\.(cls_token|position_embeddings)": "embedding"}, ()),
+    "ConvNextModel": ({"hidden_sizes": [4, 4], "depths": [1, 1], "num_stages": 2}, {}, ()),
+    "ConvNextV2Model": (
+        {"hidden_sizes": [4, 4], "depths": [1, 1], "num_stages": 2},
+        {r".*\.grn\.weight": "at most one axis longer than 1", r".*\.grn\.bias": "bias"},
+        (),
+    ),
+    "SwinModel": (SWIN, {r".*\.relative_position_bias_table": "bias"}, ()),
+    "Swinv2Model": (SWIN, {r".*\.logit_scale": "scale, by 'scale' in its name"}, ()),
+    "SegformerModel": (
+        {**STAGES, "num_attention_heads": [1, 1], "mlp_ratios": [2, 2], "sr_ratios": [2, 1]},
+        {},
+        (),
+    ),
+    "WhisperForConditionalGeneration": (
+        WHISPER,
+        {
+            r"model\.decoder\.embed_tokens\.weight": "embedding, tied to proj_out.weight",
+            r".*\.embed_positions\.weight": "embedding",
+        },
+        (),
+    ),
+    "CLIPModel": (CLIP, {r".*\.(token|position)_embedding\.weight": "embedding"}, ()),
+    "SiglipVisionModel": (
+        VISION,
+        {r".*position_embedding\.weight": "embedding", r".*\.probe": "at most one axis longer than 1"},
+        (r".*\.in_proj_weight", r".*\.out_proj\.weight"),
+    ),
+    "PerceiverForMaskedLM": (
+        PERCEIVER,
+        {
+            r"perceiver\.embeddings\.latents": "embedding",
+            r".*\.output_position_encodings\.position_embeddings": "embedding, by 'position' in its name",
+            r"perceiver\.input_preprocessor\.(embeddings|position_embeddings)\.weight": "embedding",
+        },
+        (),
+    ),
+    "SamVisionModel": (
+        {**VISION, "image_size": 16, "window_size": 2, "output_channels": 4},
+        {r".*(pos_embed|rel_pos_h|rel_pos_w)": "embedding, by 'pos' in its name"},
+        (),
+    ),
+    "Wav2Vec2Model": (
+        WAV2VEC2,
+        {r".*\.conv\.parametrizations\.weight\.original[01]": "already parametrized"},
+        (),
+    ),
+    "XLNetModel": (
+        {"vocab_size": 20, "d_model": 8, "n_layer": 1, "n_head": 2, "d_inner": 16},
+        {
+            r"word_embedding\.weight": "embedding",
+            "mask_emb": "embedding, by 'emb' in its name",
+            r".*\.seg_embed": "embedding, by 'embed' in its name",
+            r".*\.r_[rsw]_bias": "bias",
+        },
+        (r".*\.rel_attn\.[qkvor]",),
+    ),
+}
+
+
+def architecture(name):
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return kind(kind.config_class(**ARCHITECTURES[name][0]))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_table_of_decisions_over_real_architectures(name):
+    _, dense, loose = ARCHITECTURES[name]
+    model = architecture(name).requires_grad_(True)  # some tables of sines are frozen
+    layers = {id(layer.weight) for layer in model.modules() if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d))}
+    groups = rewa.param_groups(model)
+    matched = set()
+    for decision in groups.decisions:
+        if decision.param.dim() < 2:
+            assert not decision.is_sparse
+            continue
+        pattern = next((pattern for pattern in (*dense, *loose) if re.fullmatch(pattern, decision.name)), None)
+        matched.add(pattern)
+        assert decision.is_sparse == (pattern not in dense), f"{decision.name}: {decision.reason}"
+        if pattern in dense:
+            assert decision.reason.startswith(dense[pattern]), f"{decision.name}: {decision.reason}"
+        else:
+            assert pattern is not None or id(decision.param) in layers, f"{decision.name} is in no column of the table"
+    assert matched >= {*dense, *loose}, "a row of the table matches nothing"
+    rewa.ReWASGD(groups)  # no sparse tensor starts at zero
+
+
+class Block(nn.Module):
+    """What people write by hand around their layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer_scale = nn.Parameter(1e-6 * torch.ones(6, 1, 1))
+        self.gamma = nn.Parameter(torch.ones(1, 6, 1, 1))
+        self.logit_scale = nn.Parameter(torch.ones(4, 1, 1))
+        self.temperature = nn.Parameter(torch.ones(1, 1))
+        self.mixing = nn.Parameter(torch.ones(1, 7))
+        self.pos_emb = nn.Parameter(torch.randn(1, 5, 6))
+        self.latents = nn.Parameter(torch.randn(5, 6))
+        self.register_tokens = nn.Parameter(torch.randn(1, 4, 6))
+        self.A_log = nn.Parameter(torch.arange(1, 5).repeat(6, 1).double().log())
+        self.scales = nn.ParameterList([torch.ones(3, 4)])
+        self.tables = nn.ParameterDict({"position": torch.ones(3, 4)})
+        self.experts = nn.Parameter(torch.randn(3, 4, 5))
+        self.text_projection = nn.Parameter(torch.randn(6, 4))
+        self.matrices = nn.ParameterList([torch.randn(3, 4)])
+
+
+def test_loose_parameters_are_judged_by_shape_and_name():
+    reasons = {name: weight.reason for name, weight in classify(Block()).items()}
+    assert [name for name, reason in reasons.items() if reason is None] == ["experts", "text_projection", "matrices.0"]
+    assert reasons["mixing"] == "at most one axis longer than 1"
+    assert reasons["A_log"] == "rate, by 'log' in its name"
+    assert reasons["scales.0"] == "scale, by 'scales' in its name"
+    assert reasons["tables.position"] == "embedding, by 'position' in its name"
+    table = str(rewa.param_groups(Block()))
+    assert "scale, by 'gamma' in its name" in table
+    rewa.ReWASGD(rewa.param_groups(Block()))
+
+
+def test_weights_of_known_layers_are_weights_whatever_their_shape():
+    layers = {
+        "regression": nn.Linear(5, 1), "spread": nn.Linear(1, 5), "single": nn.Linear(1, 1), "pointwise": nn.Conv2d(1, 4, 1),
+        "depthwise": nn.Conv1d(4, 4, 3, groups=4), "transposed": nn.ConvTranspose2d(1, 1, 3), "bilinear": nn.Bilinear(2, 3, 1),
+        "attention": nn.MultiheadAttention(4, 1, kdim=2, vdim=3, add_bias_kv=True), "recurrent": nn.LSTM(1, 3, proj_size=1),
+        "cell": nn.GRUCell(1, 1),
+    }  # fmt: skip
+    found = [name for name, weight in classify(nn.ModuleDict(layers)).items() if weight.reason is None]
+    assert found == [
+        "regression.weight", "spread.weight", "single.weight", "pointwise.weight", "depthwise.weight", "transposed.weight",
+        "bilinear.weight", "attention.q_proj_weight", "attention.k_proj_weight", "attention.v_proj_weight",
+        "attention.out_proj.weight", "recurrent.weight_ih_l0", "recurrent.weight_hh_l0", "recurrent.weight_hr_l0",
+        "cell.weight_ih", "cell.weight_hh",
+    ]  # fmt: skip
+
+
+def weight_norm_by_hook(layer):
+    with pytest.warns(FutureWarning, match="deprecated"):
+        return torch.nn.utils.weight_norm(layer)
+
+
+@pytest.mark.parametrize("wrap", [weight_norm_by_hook, parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parts_of_a_normalized_weight_stay_plain_and_the_weight_is_seen(wrap):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), wrap(nn.Conv2d(2, 3, 3)))
+    assert [decision.name for decision in rewa.param_groups(model).decisions if decision.is_sparse] == ["0.weight"]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    (found,) = computed(model)
+    assert (found.name, found.reason) == ("1.weight", None)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(found.value, model.eval()[1].weight.detach())
+    assert {*found.originals} == {name for name, _ in model.named_parameters() if "weight" in name} - {"0.weight"}
+
+
+def test_quantized_tensors_stay_as_they_are():
+    model = nn.Linear(3, 2)
+    model.weight = nn.Parameter(torch.ones(2, 3, dtype=torch.uint8), requires_grad=False)
+    assert classify(model)["weight"].reason == "quantized (torch.uint8)"
+
+
+def test_requires_grad_matters_to_training_only():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    assert classify(model)["0.weight"].reason is None
+    assert rewa.param_groups(model).decisions[0].reason == "frozen"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by the old name
+@pytest.mark.parametrize("kind", ["LoraConfig", "IA3Config", "LoHaConfig", "PrefixTuningConfig"])
+def test_what_peft_adds_is_an_adapter(kind):
+    peft = pytest.importorskip("peft")
+    model = architecture("LlamaForCausalLM")
+    own = [weight.param for weight in classify(model).values() if weight.reason is None]
+    options = {
+        "IA3Config": {"target_modules": ["q_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+        "PrefixTuningConfig": {"num_virtual_tokens": 3, "prefix_projection": True, "task_type": "CAUSAL_LM"},
+    }.get(kind, {"target_modules": ["q_proj", "down_proj"]})
+    adapted = peft.get_peft_model(model, getattr(peft, kind)(**options))
+    found = [weight.param for weight in classify(adapted).values() if weight.reason is None]
+    assert [id(param) for param in found] == [id(param) for param in own]
+    added = [decision for decision in rewa.param_groups(adapted).decisions if decision.settings is not None]
+    assert added
+    assert not any(decision.is_sparse for decision in added)
