@@ -88,7 +88,7 @@ LAYERS = [
     {"rewa.experiments.comparison", "rewa.experiments.linear", "rewa.experiments.overhead"},
     {"rewa.experiments.ablations", "rewa.experiments.cifar10", "rewa.experiments.digits", "rewa.experiments.fashion_mnist"},
     {"rewa.experiments.fig1", "rewa.experiments.fig2", "rewa.experiments.maps", "rewa.experiments.success"},
-    {"rewa.experiments.sgd_l1", "rewa.experiments.synthetic"},
+    {"rewa.experiments.rows", "rewa.experiments.sgd_l1", "rewa.experiments.synthetic"},
     {"rewa.experiments"},
     {"rewa.cli"},
     {"rewa.__main__"},

@@ -246,7 +246,7 @@ def test_requires_grad_matters_to_training_only():
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     assert classify(model)["0.weight"].reason is None
-    assert rewa.param_groups(model).decisions[0].reason == "frozen"
+    assert rewa.param_groups(model).decisions[0].reason == "frozen: make the groups again after unfreezing"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by the old name
