@@ -28,7 +28,7 @@ LAYERS = [
     {"rewa.lockstep", "rewa.zeros"},
     {"rewa.inference", "rewa.export", "rewa.surgery"},
     {"rewa"},
-    {"rewa.explain", "rewa.record"},
+    {"rewa.explain", "rewa.integrations", "rewa.integrations.huggingface", "rewa.record"},
     {"rewa.figures", "rewa.baselines.method"},
     {"rewa.baselines.dense", "rewa.baselines.l1", "rewa.baselines.parametrized", "rewa.baselines.rewa"},
     {"rewa.baselines.adaptive_lasso", "rewa.baselines.lp", "rewa.baselines.mcp", "rewa.baselines.scad"},
