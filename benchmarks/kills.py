@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-FILES = ("trained.safetensors", "model.safetensors", "record.json")
+FILES = ("trained.safetensors", "model.rewa", "record.json")
 
 
 def start(out: Path, recipe: str, rest: list[str]) -> subprocess.Popen[bytes]:

@@ -15,8 +15,10 @@ from typing import ClassVar
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
 import rewa
@@ -66,13 +68,69 @@ def test_inspect_reads_checkpoints_and_plain_safetensors(tmp_path, capsys):
     net = model()
     save_file(net.state_dict(), tmp_path / "plain.safetensors")
     torch.save(net.state_dict(), tmp_path / "plain.pt")
-    torch.save({"deep": {"er": torch.tensor([1.0, 0.0, 1e-3])}, "flags": torch.tensor([True])}, tmp_path / "deep.pt")
+    torch.save({"deep": {"er": torch.tensor([[1.0, 0.0], [1e-3, 0.0]])}, "flags": torch.tensor([True])}, tmp_path / "deep.pt")
     for name in ("plain.safetensors", "plain.pt"):
         text = run(capsys, "inspect", tmp_path / name)
         assert "0.weight" in text
         assert "dense" in text
     result = json.loads(run(capsys, "inspect", tmp_path / "deep.pt", "--threshold", "0.01", "--json"))
     assert [(row["name"], row["nonzero"]) for row in result["tensors"]] == [("deep.er", 1), ("flags", 1)]
+
+
+def test_inspect_ends_with_the_sums(tmp_path, capsys):
+    net = model()
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    weights = [net[0].weight, net[2].weight]
+    nonzero = sum(int(weight.count_nonzero()) for weight in weights)
+    lines = run(capsys, "inspect", tmp_path / "net.pt").splitlines()
+    assert lines[-3].split() == ["weights", "1,350", f"{nonzero:,}", f"{1 - nonzero / 1350:.2%}"]
+    assert lines[-2].split()[:2] == ["total", "1,506"]
+    result = json.loads(run(capsys, "inspect", tmp_path / "net.pt", "--json", "--threshold", "10"))
+    assert result["weights"] == {"numel": 1350, "nonzero": 0}
+    everything = sum(int(tensor.count_nonzero()) for tensor in net.state_dict().values())
+    assert result["total"] == {"numel": 1506, "nonzero": everything - nonzero}  # the threshold is for weights
+    assert [row["name"] for row in result["tensors"] if row["weight"]] == ["0.weight", "2.weight"]
+
+
+def test_pack_says_what_it_changed_and_left_out(tmp_path, capsys):
+    net = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 5)).float()
+    prune.l1_unstructured(net[0], "weight", 0.9)
+    negative = int((torch.signbit(net[0].weight) & (net[0].weight == 0)).sum())
+    torch.save({"model": net.state_dict(), "epoch": 3, "notes": {"by": "me"}}, tmp_path / "run.pt")
+    out = run(capsys, "pack", tmp_path / "run.pt", tmp_path / "net.rewa", "--key", "model")
+    assert f"stored {negative:,} values of -0.0 as 0.0" in out
+    assert "applied the masks of 0.weight" in out
+    assert "left out" not in out
+    out = run(capsys, "pack", tmp_path / "run.pt", tmp_path / "all.rewa", "--keep-negative-zeros")
+    assert "left out what is no tensor: epoch, notes.by\n" in out
+    assert "-0.0" not in out
+    prune.remove(net[0], "weight")
+    torch.save(net.state_dict(), tmp_path / "final.pt")
+    run(capsys, "pack", tmp_path / "final.pt", tmp_path / "final.rewa")
+    assert (tmp_path / "net.rewa").stat().st_size == (tmp_path / "final.rewa").stat().st_size
+    loaded = rewa.load_packed(tmp_path / "net.rewa")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_an_unpacked_file_is_one_that_transformers_accepts(tmp_path, capsys):
+    rewa.save_packed({"a": torch.eye(9)}, tmp_path / "a.rewa")
+    run(capsys, "unpack", tmp_path / "a.rewa", tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    run(capsys, "unpack", tmp_path / "a.rewa", tmp_path / "pytorch_model.bin")
+    assert torch.equal(torch.load(tmp_path / "pytorch_model.bin", weights_only=True)["a"], torch.eye(9))
+
+
+def test_without_safetensors_the_smallest_extra_is_named(tmp_path, capsys, monkeypatch):
+    torch.save({"w": torch.eye(3)}, tmp_path / "a.pt")
+    save_file({"w": torch.eye(3)}, tmp_path / "a.safetensors")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.delitem(sys.modules, "safetensors.torch")
+    for line in (["pack", "a.pt", "b.rewa"], ["unpack", "a.safetensors", "b.pt"], ["inspect", "a.safetensors"]):
+        assert cli.main([line[0], *(str(tmp_path / name) for name in line[1:])]) == 2
+        error = capsys.readouterr().err
+        assert "pip install 'rewa[packed]'" in error
+        assert "rewa[train]" not in error
 
 
 def test_rounded_values(tmp_path, capsys):
@@ -107,6 +165,10 @@ def test_no_code_in_a_checkpoint_is_run(tmp_path, capsys):
         (["pack", "full.pt", "out", "--key", "model"], "full.pt holds no tensors under 'model'"),
         (["unpack", "plain.safetensors", "out"], "not a packed one"),
         (["pack", "full.pt", "nowhere/out"], "no folder 'nowhere'"),
+        (["pack", "full.pt", "out.pt"], "'out.pt' looks like another format: call it 'out.rewa'"),
+        (["pack", "full.pt", "model.safetensors"], "from_pretrained takes for plain weights"),
+        (["pack", "clash.pt", "out"], "two tensors called 'a.b'"),
+        (["unpack", "packed.rewa", "out.rewa"], "unpack writes .safetensors, .pt, .pth or .bin files, not 'out.rewa'"),
     ],
 )
 def test_bad_files_are_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
@@ -115,11 +177,14 @@ def test_bad_files_are_one_line_and_exit_code_2(arguments, message, tmp_path, mo
     torch.save({"epoch": 1}, "empty.pt")
     torch.save({"w": torch.ones(3)}, "full.pt")
     save_file({"w": torch.ones(3)}, "plain.safetensors")
+    torch.save({"a": {"b": torch.ones(3)}, "a.b": torch.zeros(3)}, "clash.pt")
+    rewa.save_packed({"w": torch.ones(3)}, "packed.rewa")
+    before = sorted(tmp_path.iterdir())
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("command", ["inspect", "pack", "unpack"])
@@ -177,7 +242,7 @@ def interrupted(arguments, number, folder):
 def outcome(folder):
     record = json.loads((folder / "record.json").read_text())
     del record["command"]
-    return record, (folder / "trained.safetensors").read_bytes(), (folder / "model.safetensors").read_bytes()
+    return record, (folder / "trained.safetensors").read_bytes(), (folder / "model.rewa").read_bytes()
 
 
 @pytest.mark.parametrize("command", ["train", "sweep", "report", "reproduce", "list"])

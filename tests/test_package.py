@@ -21,6 +21,7 @@ PACKAGE = ROOT / "src" / "rewa"
 # A module may import from its own row and from the rows above it.
 LAYERS = [
     {
+        "rewa.coding",
         "rewa.cutting",
         "rewa.example",
         "rewa.files",
@@ -37,10 +38,11 @@ LAYERS = [
     {"rewa.optim.annealing", "rewa.optim.fused", "rewa.optim.foreach", "rewa.optim.optimizer", "rewa.optim"},
     {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
     {"rewa.forms", "rewa.presets", "rewa.packed"},
+    {"rewa.contents"},
     {"rewa.lockstep", "rewa.zeros"},
     {"rewa.inference", "rewa.export", "rewa.surgery"},
     {"rewa"},
-    {"rewa.explain", "rewa.record"},
+    {"rewa.explain", "rewa.integrations", "rewa.integrations.huggingface", "rewa.record"},
     {"rewa.figures", "rewa.baselines.method"},
     {"rewa.baselines.dense", "rewa.baselines.l1", "rewa.baselines.parametrized", "rewa.baselines.rewa"},
     {"rewa.baselines.adaptive_lasso", "rewa.baselines.lp", "rewa.baselines.mcp", "rewa.baselines.scad"},

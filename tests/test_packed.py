@@ -3,20 +3,24 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import prune
 
 import rewa
 from rewa import packed
-from rewa.packed import DTYPES, PackedFileError, decode_gaps, encode_gaps, load_packed, read_packed, save_packed
+from rewa.packed import DTYPES, PackedFileError, load_packed, read_packed, save_packed
 
 
 def same_bits(a, b):
@@ -42,7 +46,7 @@ def random_bits(shape, dtype, density, seed=0):
 def test_every_dtype_comes_back_bit_for_bit(dtype, density, tmp_path):
     tensor = random_bits((37, 11, 5), dtype, density)
     state = {"x": tensor, "scalar": random_bits((), dtype, 1.0), "empty": random_bits((0, 3), dtype, 1.0)}
-    file = save_packed(state, tmp_path / "x.safetensors")
+    file = save_packed(state, tmp_path / "x.safetensors", keep_negative_zeros=True)
     loaded = load_packed(file.path)
     assert list(loaded) == list(state)
     for name, original in state.items():
@@ -69,43 +73,6 @@ def test_size_is_near_the_entropy(density, values, tmp_path):
     entropy = -q * math.log2(q) - (1 - q) * math.log2(1 - q)
     bound = tensor.numel() * (q * (32 if values == "exact" else 16) + entropy) / 8
     assert 0.8 * bound < file.size < 1.03 * bound + 300  # less than the bound where leading bytes can be deflated
-
-
-@given(st.sets(st.integers(0, 3000)), st.integers(0, 2000))
-@settings(deadline=None)
-def test_gaps_round_trip(indices, extra):
-    array = np.array(sorted(indices), dtype=np.int64)
-    numel = (max(indices) + 1 if indices else 0) + extra
-    k, stream = encode_gaps(array)
-    np.testing.assert_array_equal(decode_gaps(k, stream, len(array), numel), array)
-    if indices:
-        with pytest.raises(PackedFileError):
-            decode_gaps(k, stream, len(array), max(indices))
-        with pytest.raises(PackedFileError):
-            decode_gaps(k, stream, len(array) + 1, numel + 3000)
-
-
-def test_gaps_beyond_32_bits():
-    """Indices far above 2^31 and 2^32, as a tensor of 2^40 elements would have; no such tensor is made."""
-    indices = np.array([0, 7, 2**31 - 1, 2**31, 2**32 + 5, 2**33, 2**40 - 1], dtype=np.int64)
-    k, stream = encode_gaps(indices)
-    np.testing.assert_array_equal(decode_gaps(k, stream, len(indices), 2**40), indices)
-    with pytest.raises(PackedFileError, match="out of range for"):
-        decode_gaps(k, stream, len(indices), 2**40 - 1)
-    rng = np.random.default_rng(0)
-    many = np.unique(rng.integers(0, 2**38, 100_000))
-    k, stream = encode_gaps(many)
-    assert len(stream) < 100_000 * 3.2  # log2(2^38 / 1e5) + 1.5 bits each
-    np.testing.assert_array_equal(decode_gaps(k, stream, len(many), 2**38), many)
-
-
-def test_chunks_of_gaps_join(monkeypatch):
-    indices = np.flatnonzero(np.random.default_rng(0).random(5000) < 0.03)
-    whole = encode_gaps(indices)
-    monkeypatch.setattr(packed, "CHUNK", 16)
-    k, stream = encode_gaps(indices)
-    assert (k, stream.tolist()) == (whole[0], whole[1].tolist())
-    np.testing.assert_array_equal(decode_gaps(k, stream, len(indices), 5000), indices)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -238,6 +205,17 @@ def bomb(table, tensors):
     table[3][CODED] = len(leading)
 
 
+def empty_shape(table, tensors):
+    table.append(["empty", "dense", "float32", [2**48 - 1, 2**48 - 1, 0], 0, "float32", 0, "", 0])
+    tensors["empty"] = torch.zeros(0, dtype=torch.float32)
+
+
+def coded_nothing(table, tensors):
+    leading = torch.frombuffer(bytearray(zlib.compress(b"")), dtype=torch.uint8)
+    table.append(["zero", "delta", "float32", [8, 8], 0, "float32", 0, "", len(leading)])
+    tensors |= {"zero#coded": leading, "zero#gaps": torch.zeros(0, dtype=torch.uint8)}
+
+
 NAME, FORM, DTYPE, SHAPE, NONZEROS, STORED, LOW, OF, CODED = range(9)
 
 
@@ -270,6 +248,8 @@ NAME, FORM, DTYPE, SHAPE, NONZEROS, STORED, LOW, OF, CODED = range(9)
         set_field(3, NONZEROS, 10**5),
         swap_coded,
         bomb,
+        empty_shape,
+        coded_nothing,
         set_field(2, OF, "nobody"),
         set_field(2, OF, "tied"),
         set_field(2, SHAPE, [3]),
@@ -300,7 +280,7 @@ def test_a_small_file_cannot_ask_for_a_large_tensor(tmp_path):
     path = save_packed({"a": torch.zeros(8, dtype=torch.uint8)}, tmp_path / "x.safetensors").path
     tamper(path, set_field(0, SHAPE, [2**31]))
     assert read_packed(path).dense_size == 2**31
-    with pytest.raises(PackedFileError, match=r"unpacks to 2,147,483,648 bytes, more than .* raise max_bytes"):
+    with pytest.raises(PackedFileError, match=r"unpack to 2,147,483,648 bytes, more than .* raise max_bytes"):
         load_packed(path)
     tamper(path, set_field(0, SHAPE, [2**20]))
     assert load_packed(path)["a"].shape == (2**20,)
@@ -384,3 +364,228 @@ def test_the_same_model_gives_the_same_file(tmp_path):
     model = {"a": torch.eye(30), "gröss": torch.ones(3, 2)}
     files = [save_packed(model, tmp_path / f"{i}.safetensors", report={"quote": 'a "b"'}).path.read_bytes() for i in range(8)]
     assert len(set(files)) == 1
+
+
+# ------------------------------------------------------------------------------------------- zeros of other programs
+
+
+def masked(zeros):
+    """An MLP whose weights were multiplied by a mask, as nearly everyone prunes: half of its zeros are -0.0."""
+    model = nn.Sequential(nn.Linear(100, 80), nn.ReLU(), nn.Linear(80, 10)).float()
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.mul_(torch.rand_like(layer.weight) >= zeros)
+    return model
+
+
+@pytest.mark.parametrize("zeros", [0.95, 0.99])
+@pytest.mark.parametrize("values", ["exact", "bfloat16"])
+def test_a_negative_zero_is_a_zero(zeros, values, tmp_path):
+    model = masked(zeros)
+    clean = {name: torch.where(tensor == 0, 0.0, tensor) for name, tensor in model.state_dict().items()}
+    found = sum(int((torch.signbit(t) & (t == 0)).sum()) for t in model.state_dict().values())
+    assert found > 3000
+    file = save_packed(model, tmp_path / "masked", values=values)
+    assert file.path.read_bytes() == save_packed(clean, tmp_path / "clean", values=values).path.read_bytes()
+    assert file.negative_zeros == found
+    if values == "exact":
+        assert all(same_bits(tensor, clean[name]) for name, tensor in load_packed(file.path).items())
+    kept = save_packed(model, tmp_path / "kept", keep_negative_zeros=True)
+    assert kept.negative_zeros == 0
+    assert kept.size > 3 * save_packed(clean, tmp_path / "clean").size
+    assert all(same_bits(tensor, model.state_dict()[name]) for name, tensor in load_packed(kept.path).items())
+
+
+def test_only_what_equals_zero_is_normalized(tmp_path):
+    """In every dtype; the -0.0 in one half of a complex number that is not zero decides on its branch."""
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        tensor = torch.tensor([-0.0, 0.0, -1.0, math.nan, 2.0]).to(dtype)
+        file = save_packed({"a": tensor}, tmp_path / "x")
+        assert file.negative_zeros == 1
+        assert same_bits(load_packed(file.path)["a"], torch.tensor([0.0, 0.0, -1.0, math.nan, 2.0]).to(dtype))
+    for dtype in (torch.complex64, torch.complex128):
+        tensor = torch.tensor(
+            [complex(-0.0, 0.0), complex(0.0, -0.0), complex(-0.0, -0.0), complex(-1.0, -0.0), 0], dtype=dtype
+        )
+        file = save_packed({"a": tensor}, tmp_path / "x")
+        assert file.negative_zeros == 3
+        loaded = load_packed(file.path)["a"]
+        assert same_bits(loaded[3:], tensor[3:])
+        assert same_bits(loaded[:3], torch.zeros(3, dtype=dtype))
+
+
+def test_what_rounds_to_zero_is_stored_as_zero(tmp_path):
+    tensor = torch.full((50, 50), -1e-60)
+    tensor[0, 0] = 1
+    file = save_packed({"a": tensor}, tmp_path / "x", values="bfloat16")
+    assert (file.entries[0].nonzeros, file.negative_zeros) == (1, 0)
+    assert same_bits(load_packed(file.path)["a"], (tensor == 1).double())
+
+
+def test_a_pruned_model_packs_as_its_final_one(tmp_path):
+    def fresh():
+        return nn.Sequential(nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 10)).float()
+
+    model = fresh()
+    prune.l1_unstructured(model[0], "weight", 0.95)
+    prune.random_unstructured(model[0], "bias", 0.5)
+    prune.random_unstructured(model[2], "weight", 0.9)
+    prune.l1_unstructured(model[2], "weight", 0.5)  # a second time: a container of masks
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    inputs = torch.randn(5, 60, dtype=torch.float32)
+    outputs = model(inputs)
+    files = []
+    for source in (model, before):
+        file = save_packed(source, tmp_path / "pruned")
+        assert sorted(file.pruned) == ["0.bias", "0.weight", "2.weight"]
+        assert torch.equal(load_packed(file.path, fresh())(inputs), outputs)
+        files.append(file)
+    assert model.state_dict().keys() == before.keys()
+    assert all(same_bits(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(PackedFileError, match=r"not the same model; call torch\.nn\.utils\.prune\.remove"):
+        load_packed(tmp_path / "pruned", model)
+    for layer, name in ((model[0], "weight"), (model[0], "bias"), (model[2], "weight")):
+        prune.remove(layer, name)
+    expected = save_packed(model, tmp_path / "final").size
+    assert [file.size for file in files] == [expected, expected]
+
+
+def test_other_tensors_called_orig_and_mask_are_left_alone(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a_orig, self.a_mask = nn.Parameter(torch.randn(3)), nn.Parameter(torch.ones(3))
+
+    state = {"a_orig": torch.randn(3), "a_mask": torch.tensor([1.0, 0.5, 0.0])}  # no mask of zeros and ones
+    state |= {"b_orig": torch.randn(3), "b_mask": torch.ones(4), "c_orig": torch.ones(2), "d_orig": torch.ones(2)}
+    state |= {"d_mask": torch.ones(2), "d": torch.ones(2)}
+    for source in (Net(), state):
+        file = save_packed(source, tmp_path / "x")
+        assert file.pruned == ()
+        assert load_packed(file.path).keys() == (source.state_dict() if source is not state else state).keys()
+
+
+# ---------------------------------------------------------------------------------------------------- hostile files
+
+
+def hostile(*arguments):
+    """What tests/hostile.py prints, in a process of its own; it must end well."""
+    command = [sys.executable, "-W", "error", str(Path(__file__).with_name("hostile.py")), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_table_that_lies_is_refused_or_loads_as_it_says(tmp_path):
+    (result,) = hostile(tmp_path, 0, 500)
+    assert result["loaded"] > 50
+    assert result["refused"] > 250
+    assert result["reasons"] >= 10  # the changes get past the digest, and to many checks
+    assert result["grown"] < 1 << 25
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resets the peak of its memory by /proc")
+def test_no_file_kills_the_process_or_takes_more_than_it_may(tmp_path):
+    results = hostile(tmp_path)
+    for result in results:
+        assert result["grown"] < result["limit"], result
+    outcomes = {result["name"]: result["outcome"] for result in results}
+    assert outcomes == {
+        **{"mask": "refused", "gaps": "refused", "report": "refused", "table": "refused", "half": "loaded"},
+        **{"complex64": "refused", "complex128": "loaded"},
+    }
+
+
+def test_tensors_have_memory_of_their_own(tmp_path):
+    """Aligned for their dtype, and not the file's: cutting it off later does not take them away."""
+    state = {"z": torch.randn(40, dtype=torch.complex128), "b": torch.ones(3, dtype=torch.bool), "x": torch.rand(5)}
+    for length in range(16):
+        path = save_packed(state, tmp_path / "x", report={"a": "b" * length}).path
+        loaded = load_packed(path)
+        path.write_bytes(b"")
+        assert torch.equal(loaded["z"] * 2 + loaded["z"], state["z"] * 2 + state["z"])
+        assert all(same_bits(loaded[name], tensor) for name, tensor in state.items())
+        assert all(tensor.data_ptr() % 16 == 0 for tensor in loaded.values())
+
+
+def test_a_limit_counts_everything(tmp_path):
+    path = save_packed({"a": torch.ones(1000, dtype=torch.uint8)}, tmp_path / "x", report={"a": "b" * 10**5}).path
+    for limit, reason in ((10**4, "a header of"), (2 * 10**6, "report of")):
+        with pytest.raises(PackedFileError, match=f"with {reason} .* raise max_bytes"):
+            read_packed(path, max_bytes=limit)
+    assert load_packed(path, max_bytes=3 * 10**6)["a"].shape == (1000,)  # the report is not parsed
+    with pytest.raises(PackedFileError, match="raise max_bytes"):
+        load_packed(path, max_bytes=10**6)
+
+
+# ------------------------------------------------------------------------------------- names, extras and processes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.safetensors", "model.fp16.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"),
+        *("model-00001-of-00002.fp16.safetensors", "model.fp16-00001-of-00002.safetensors", "adapter_model.safetensors"),
+        *("pytorch_model-00001-of-00002.bin", "diffusion_pytorch_model.safetensors"),
+    ],
+)
+def test_names_of_transformers_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=r"from_pretrained takes for plain weights.*model\.rewa"):
+        save_packed({"a": torch.eye(3)}, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.PTH", "a.bin", "a.onnx", "a.ckpt"])
+def test_names_of_other_formats_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=r"looks like another format: call it 'a\.rewa' or 'a\.safetensors'"):
+        save_packed({"a": torch.eye(3)}, tmp_path / name)
+    for good in ("my_model.safetensors", "model.rewa", "model-final.safetensors", "models.safetensors"):
+        assert save_packed({"a": torch.eye(3)}, tmp_path / good).path.exists()
+
+
+def test_without_safetensors_the_remedy_is_said(tmp_path, monkeypatch):
+    path = save_packed({"a": torch.eye(3)}, tmp_path / "x").path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "safetensors"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for call in (lambda: save_packed({"a": torch.eye(3)}, path), lambda: load_packed(path), lambda: read_packed(path)):
+        with pytest.raises(ModuleNotFoundError, match=r"packed files need safetensors: pip install 'rewa\[packed\]'"):
+            call()
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+def test_a_sharded_model_is_refused_with_the_remedy(tmp_path, group):
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(20, 10), nn.Linear(10, 3))
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
+    with pytest.raises(TypeError, match=r"'0\.weight' is sharded .*\.get_model_state_dict\(model, .*full_state_dict=True"):
+        save_packed(model, tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+    # The remedy that the error names.
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    path = save_packed(state, tmp_path / "x").path
+    assert all(same_bits(tensor, expected[name]) for name, tensor in load_packed(path).items())
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    with pytest.raises(TypeError, match=r"sharded .*set_model_state_dict"):
+        load_packed(path, model)
+    set_model_state_dict(model, load_packed(path), options=StateDictOptions(full_state_dict=True))
+    assert all(same_bits(tensor.full_tensor(), expected[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_tensor_without_values_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="'weight' is on the meta device"):
+        save_packed(nn.Linear(3, 2, device="meta"), tmp_path / "x")

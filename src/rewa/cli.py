@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,9 @@ import torch
 import rewa
 from rewa.explain import OPTIMIZERS, Run, explain, to_text
 from rewa.files import replacing
-from rewa.packed import VALUES, PackedFileError, load_packed, read_packed, read_tensors, save_packed
+from rewa.packed import VALUES
 from rewa.presets import PRESETS
 from rewa.schedules import SCHEDULES
-from rewa.sparsity import count
 
 __all__ = ["main"]
 
@@ -435,80 +434,105 @@ def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command = add(
         "inspect",
         "what a packed file, another safetensors file or a torch checkpoint holds, tensor by tensor; no code in it is run",
-        "rewa inspect model.safetensors",
+        "rewa inspect model.rewa",
         "file",
     )
-    command.add_argument("--threshold", type=float, default=0.0, metavar="X", help="largest modulus that counts as zero (0)")
+    command.add_argument(
+        "--threshold",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="largest magnitude that counts as zero in a weight (default 0)",
+    )
     command.add_argument("--json", action="store_true", help="print JSON with the same content")
     command = add(
         "pack",
         "write the tensors of a safetensors file or a torch checkpoint in their smallest form, without loss",
-        "rewa pack model.pt model.safetensors",
+        "rewa pack model.pt model.rewa",
         "source",
         "target",
     )
     command.add_argument("--key", help="take only tensors whose name starts with this and a dot, such as model")
     command.add_argument("--values", choices=VALUES, default="exact", help="round weights to fewer bits (default exact)")
+    command.add_argument("--keep-negative-zeros", action="store_true", help="store -0.0 like a value, not as 0.0")
     add(
         "unpack",
-        "write the tensors of a packed file as plain safetensors, or as a torch checkpoint if the name ends in .pt or .pth",
-        "rewa unpack model.safetensors model.pt",
+        "write the tensors of a packed file as plain safetensors, or as a torch checkpoint for names in .pt, .pth or .bin",
+        "rewa unpack model.rewa model.safetensors",
         "source",
         "target",
     )
 
 
 def _inspect(options: argparse.Namespace) -> str:
-    tensors = read_tensors(options.file)
-    try:
-        forms = {entry.name: entry.form for entry in read_packed(options.file).entries}
-    except PackedFileError:
-        forms = {}
-    rows: list[dict[str, Any]] = [
+    from rewa.contents import inspect, read_contents, to_text, total
+
+    rows = inspect(read_contents(options.file), options.threshold)
+    size, dense = options.file.stat().st_size, sum(row.nbytes for row in rows)
+    if not options.json:
+        return f"{to_text(rows)}\n{size:,} bytes; all tensors dense: {dense:,} bytes, {dense / max(size, 1):.3g} times as many"
+    tensors = [
         {
-            "name": name,
-            "shape": list(tensor.shape),
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "numel": tensor.numel(),
-            "nonzero": count([tensor if tensor.is_complex() else tensor.to(torch.float64)], options.threshold).nonzero,
-            "form": forms.get(name, "dense"),
+            "name": row.name,
+            "shape": list(row.shape),
+            "dtype": row.dtype,
+            "numel": row.count.total,
+            "nonzero": row.count.nonzero,
+            "weight": row.weight,
+            "form": row.form,
         }
-        for name, tensor in tensors.items()
+        for row in rows
     ]
-    size, dense = options.file.stat().st_size, sum(tensor.nbytes for tensor in tensors.values())
-    if options.json:
-        return json.dumps({"file_bytes": size, "dense_bytes": dense, "tensors": rows}, indent=2)
-    width = max([len(row["name"]) for row in rows] + [4])
-    lines = [f"{'name':<{width}}  {'shape':<18} {'dtype':<10} {'elements':>12} {'nonzero':>12} {'zero':>7}  form"]
-    for row in rows:
-        shape, share = "x".join(map(str, row["shape"])) or "scalar", 1 - row["nonzero"] / max(row["numel"], 1)
-        numbers = f"{row['numel']:>12,} {row['nonzero']:>12,} {share:>7.2%}"
-        lines.append(f"{row['name']:<{width}}  {shape:<18} {row['dtype']:<10} {numbers}  {row['form']}")
-    return "\n".join([*lines, f"{size:,} bytes; all tensors dense: {dense:,} bytes, {dense / max(size, 1):.3g} times as many"])
+    sums = {"weights": total([row for row in rows if row.weight]), "total": total(rows)}
+    counts = {name: {"numel": each.total, "nonzero": each.nonzero} for name, each in sums.items()}
+    return json.dumps({"file_bytes": size, "dense_bytes": dense, **counts, "tensors": tensors}, indent=2)
 
 
 def _pack(options: argparse.Namespace) -> str:
-    tensors = read_tensors(options.source)
-    if options.key:
-        prefix = f"{options.key}."
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    from rewa.contents import read_contents
+    from rewa.packed import save_packed
+
+    contents = read_contents(options.source)
+    prefix = f"{options.key}." if options.key else ""
+    tensors = {name.removeprefix(prefix): each for name, each in contents.tensors.items() if name.startswith(prefix)}
     if not tensors:
         raise ValueError(f"{options.source} holds no tensors" + (f" under {options.key!r}" if options.key else ""))
-    packed = save_packed(tensors, options.target, values=options.values)
+    packed = save_packed(tensors, options.target, values=options.values, keep_negative_zeros=options.keep_negative_zeros)
     before = options.source.stat().st_size
-    return f"wrote {options.target}: {packed.size:,} bytes, {before / packed.size:.3g} times smaller than {options.source}"
+    lines = [f"wrote {options.target}: {packed.size:,} bytes, {before / packed.size:.3g} times smaller than {options.source}"]
+    if packed.negative_zeros:
+        lines.append(f"stored {packed.negative_zeros:,} values of -0.0 as 0.0 (--keep-negative-zeros keeps them)")
+    if packed.pruned:
+        lines.append(f"applied the masks of {_some(packed.pruned)} (stored without _orig and _mask)")
+    if dropped := [name for name in contents.dropped if name.startswith(prefix)]:
+        lines.append(f"left out what is no tensor: {_some(dropped)}")
+    return "\n".join(lines)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def _unpack(options: argparse.Namespace) -> str:
+    import torch
+
+    from rewa.packed import load_packed
+
+    suffix = options.target.suffix.lower()
+    if suffix not in (".pt", ".pth", ".bin", ".safetensors", ""):
+        raise ValueError(
+            f"unpack writes .safetensors, .pt, .pth or .bin files, not {options.target.name!r}: choose one of these"
+        )
     tensors: dict[str, torch.Tensor] = load_packed(options.source)  # type: ignore[assignment]
     with replacing(options.target) as scratch:
-        if options.target.suffix in (".pt", ".pth"):
+        if suffix in (".pt", ".pth", ".bin"):
             torch.save(tensors, scratch)
         else:
             from safetensors.torch import save_file
 
-            # Plain safetensors cannot share memory between names.
-            save_file({name: tensor.clone() for name, tensor in tensors.items()}, scratch)
+            # Plain safetensors cannot share memory between names. Older versions of transformers want the format.
+            save_file({name: tensor.clone() for name, tensor in tensors.items()}, scratch, {"format": "pt"})
     return f"wrote {options.target}: {options.target.stat().st_size:,} bytes"
 
 

@@ -2,25 +2,23 @@ r"""The packed file: a safetensors file that stores each tensor in the smallest 
 
 - **dense**: the tensor itself, under its own name, as every reader of safetensors sees it.
 - **bitmask**: one bit for each element, and the nonzero values.
-- **delta**: the gaps between nonzeros, and the values. A gap g is split at k bits: the low ones are stored as they are, the
-  rest as that many 0 bits before a 1 (Rice's code). With gaps of random zeros that is within a few percent of the entropy.
+- **delta**: the gaps between nonzeros in Rice's code (:mod:`rewa.coding`), and the values.
 
 Where it saves two percent the leading bytes of the values, sign and exponent, which vary little, are deflated.
 
-"Nonzero" means that a bit is set: -0.0 is kept, and what is loaded has every bit of what was saved. The metadata hold a table
-of the tensors, a report and a SHA-256 of everything. Needs safetensors (``pip install 'rewa[packed]'``).
+A zero is a zero: -0.0 is stored as 0.0 unless asked otherwise. All else comes back with every bit of what was saved. The
+metadata hold a table of the tensors, a report and a SHA-256 of everything. Needs safetensors (``pip install 'rewa[packed]'``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
-import pickle
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, field, fields
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +27,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rewa.coding import CHUNK, Bytes, ValueReader, decode_gaps, encode_gaps, encode_values
 from rewa.files import replacing
 
-__all__ = ["Entry", "PackedFile", "PackedFileError", "load_packed", "read_packed", "read_tensors", "save_packed"]
+__all__ = [
+    "Entry",
+    "NotPackedError",
+    "PackedFile",
+    "PackedFileError",
+    "load_packed",
+    "read_packed",
+    "save_packed",
+]
 
 FORMAT = "rewa-packed"
 VERSION = 1
-CHUNK = 1 << 20  # gaps decoded at a time; a multiple of 8, so that every chunk starts at a byte
 VALUES = {"exact": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -54,11 +60,23 @@ SAFETENSORS_DTYPES = {
 }
 PARTS = {"dense": ("",), "bitmask": ("#values", "#mask"), "delta": ("#values", "#gaps"), "alias": ()}
 NUMBERS = ("nonzeros", "low_bits", "coded")
-Bytes = NDArray[np.uint8]
+# Under these names from_pretrained of transformers and diffusers takes any safetensors file for its own: names of tensors
+# that it does not know are left out, and what is missing is drawn at random. It does not look at the metadata.
+SHARD = r"(-\d+-of-\d+)?"
+TAKEN = re.compile(rf"(model|pytorch_model|adapter_model|diffusion_pytorch_model){SHARD}(\.[^.]+)?{SHARD}\.(safetensors|bin)")
+# Suffixes of other formats, whose readers would fail on a packed file.
+FOREIGN = {".bin", ".ckpt", ".gguf", ".h5", ".npy", ".npz", ".onnx", ".pickle", ".pkl", ".pt", ".pt2", ".pth", ".zip"}
+MAX_HEADER = 100_000_000  # safetensors refuses more
+# Bytes of memory for a byte of the file: the header in safetensors and as strings, and JSON once it is Python's objects.
+HEADER_COST, JSON_COST = 16, 64
 
 
 class PackedFileError(ValueError):
     """A packed file is damaged, hostile or not one."""
+
+
+class NotPackedError(PackedFileError):
+    """A safetensors file that is whole, but not packed."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,11 @@ class Entry:
         """Number of values in the file."""
         return self.numel if self.form == "dense" else self.nonzeros
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor in memory, none for an alias."""
+        return 0 if self.form == "alias" else self.numel * DTYPES[self.dtype].itemsize
+
 
 @dataclass(frozen=True)
 class PackedFile:
@@ -105,57 +128,8 @@ class PackedFile:
     report: dict[str, Any] = field(repr=False)
     size: int
     dense_size: int
-
-
-# ------------------------------------------------------------------------------------------------- the gaps
-
-
-def encode_gaps(indices: NDArray[np.int64]) -> tuple[int, Bytes]:
-    """Rising indices as gaps: the number k of low bits, and the low bits of all followed by their unary rest.
-
-    Args:
-        indices: Strictly rising, not negative.
-    """
-    gaps = np.diff(indices, prepend=-1) - 1
-    mean = max(1.0, float(gaps.mean())) if len(gaps) else 1.0
-    around = range(max(0, int(math.log2(mean)) - 2), int(math.log2(mean)) + 3)
-    k = min(around, key=lambda k: len(gaps) * (k + 1) + int((gaps >> k).sum()))
-    ends = np.cumsum((gaps >> k) + 1) - 1  # where each 1 of the unary stream stands
-    high = np.zeros((int(ends[-1]) + 8) // 8 if len(ends) else 0, np.uint8)
-    np.bitwise_or.at(high, ends >> 3, (128 >> (ends & 7)).astype(np.uint8))
-    low = [
-        np.packbits((gaps[start : start + CHUNK, None] >> np.arange(k - 1, -1, -1) & 1).astype(np.uint8))
-        for start in range(0, len(gaps), CHUNK)
-    ]
-    return k, np.concatenate([*low, high])
-
-
-def decode_gaps(k: int, stream: Bytes, count: int, numel: int) -> NDArray[np.int64]:
-    """The indices of :func:`encode_gaps`; each is checked to lie below ``numel``.
-
-    Raises:
-        PackedFileError: If the stream does not hold ``count`` such indices.
-    """
-    size = -(-count * k // 8)
-    if not 0 <= k <= 62 or count << k >= 1 << 62 or len(stream) < size:
-        raise PackedFileError(f"{count} gaps of {k} low bits do not fit {len(stream)} bytes")
-    low, high = stream[:size], stream[size:]
-    if 8 * len(high) > count + (numel >> k) + 8:
-        raise PackedFileError(f"{len(high)} bytes of high bits are more than {count} gaps within {numel} elements have")
-    ends = np.flatnonzero(np.unpackbits(high))
-    bits = int(ends[-1]) + 1 if len(ends) else 0
-    if len(ends) != count or len(high) != -(-bits // 8) or (bits - count) << k >= max(numel, 1):
-        raise PackedFileError(f"the stream holds {len(ends)} gaps within {bits << k} elements, not {count} within {numel}")
-    gaps = (np.diff(ends, prepend=-1) - 1) << k
-    powers = 1 << np.arange(k - 1, -1, -1, dtype=np.int64)
-    for start in range(0, count if k else 0, CHUNK):
-        stop = min(start + CHUNK, count)
-        part = np.unpackbits(low[start * k // 8 : -(-stop * k // 8)], count=(stop - start) * k)
-        gaps[start:stop] += part.reshape(-1, k) @ powers
-    indices: NDArray[np.int64] = np.cumsum(gaps + 1) - 1
-    if count and int(indices[-1]) >= numel:
-        raise PackedFileError(f"index {int(indices[-1])} is out of range for {numel} elements")
-    return indices
+    negative_zeros: int = 0  # how many -0.0 save_packed stored as 0.0; not in the file
+    pruned: tuple[str, ...] = ()  # weights that it stored as torch.nn.utils.prune.remove would leave them; not in the file
 
 
 # -------------------------------------------------------------------------------------------------- writing
@@ -167,48 +141,26 @@ def _words(flat: Tensor) -> Tensor:
     return flat.view(word).reshape(flat.numel(), flat.element_size() // word.itemsize)
 
 
-def _code(values: Tensor) -> tuple[int, Tensor]:
-    """The values with their leading bytes first and deflated, and how many these are; 0 and the values if it saves little."""
-    size = values.element_size()
-    planes = values.reshape(-1).view(torch.uint8).reshape(-1, size)
-    if size == 1 or len(planes) < 64:
-        return 0, values
-    leading = zlib.compress(planes[:, -1].contiguous().numpy().data, 6)
-    if len(leading) + len(planes) * (size - 1) > 0.98 * len(planes) * size:
-        return 0, values
-    first = torch.frombuffer(bytearray(leading), dtype=torch.uint8)
-    return len(leading), torch.cat([first, planes[:, :-1].reshape(-1)])
+def _without_negative_zeros(flat: Tensor) -> tuple[Tensor, int]:
+    """The elements with 0.0 for each that equals zero, and how many were not that already."""
+    if not (flat.is_floating_point() or flat.is_complex()):
+        return flat, 0
+    components = 2 if flat.is_complex() else 1
+    word = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size() // components]
+    bits = flat.view(word).reshape(-1, components)
+    negative = ((bits == 0) | (bits == torch.iinfo(word).min)).all(1) & (bits != 0).any(1)
+    found = int(negative.sum())
+    return (bits.masked_fill(negative[:, None], 0).reshape(-1).view(flat.dtype), found) if found else (flat, 0)
 
 
-def _decode(stream: Tensor, coded: int, count: int, dtype: torch.dtype) -> Tensor:
-    """The values of :func:`_code`; at most ``count`` bytes are inflated."""
-    inflate = zlib.decompressobj()
-    try:
-        leading = inflate.decompress(stream[:coded].numpy().data, count + 1)
-    except zlib.error as error:
-        raise PackedFileError(f"the leading bytes of the values cannot be inflated: {error}") from error
-    if len(leading) != count or not inflate.eof or inflate.unused_data:
-        raise PackedFileError(f"the leading bytes of the values are not those of {count} values")
-    planes = torch.empty(count, dtype.itemsize, dtype=torch.uint8)
-    planes[:, -1] = torch.frombuffer(bytearray(leading), dtype=torch.uint8)
-    planes[:, :-1] = stream[coded:].reshape(count, -1)
-    return planes.reshape(-1).view(dtype)
-
-
-def _pack(name: str, tensor: Tensor, values: torch.dtype | None) -> tuple[Entry, dict[str, Tensor]]:
-    """The smallest form of one tensor."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+def _pack(name: str, tensor: Tensor, flat: Tensor) -> tuple[Entry, dict[str, Tensor]]:
+    """The smallest form of one tensor, of which ``flat`` holds the values to be stored."""
     mask = _words(flat).ne(0).any(1).numpy()
-    if values is not None and tensor.dim() >= 2 and flat.dtype in (torch.float32, torch.float64):
-        rounded = flat.to(values)
-        if not torch.equal(rounded.isfinite(), flat.isfinite()):
-            raise ValueError(f"{name!r} holds values that overflow in {values}: save it with values='exact'")
-        flat = rounded
     indices = np.flatnonzero(mask)
     kept = _words(flat)[torch.from_numpy(indices)].reshape(-1).view(flat.dtype)
     k, gaps = encode_gaps(indices)
     bitmask, delta = torch.from_numpy(np.packbits(mask)), torch.from_numpy(gaps)
-    (coded_flat, all_values), (coded_kept, values_kept) = _code(flat), _code(kept)
+    (coded_flat, all_values), (coded_kept, values_kept) = encode_values(flat), encode_values(kept)
     forms = {"dense": [all_values], "bitmask": [values_kept, bitmask], "delta": [values_kept, delta]}
     form = min(forms, key=lambda form: sum(part.nbytes for part in forms[form]))
     coded = coded_flat if form == "dense" else coded_kept
@@ -222,11 +174,18 @@ def _pack(name: str, tensor: Tensor, values: torch.dtype | None) -> tuple[Entry,
     return entry, dict(zip(entry.parts, parts, strict=True))
 
 
+def _rounded(name: str, flat: Tensor, values: torch.dtype) -> Tensor:
+    rounded = flat.to(values)
+    if not torch.equal(rounded.isfinite(), flat.isfinite()):
+        raise ValueError(f"{name!r} holds values that overflow in {values}: save it with values='exact'")
+    return rounded
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _digest(table: str, report: str, parts: Iterator[tuple[str, Tensor]]) -> str:
+def _digest(table: str, report: str, parts: Iterable[tuple[str, Tensor]]) -> str:
     """SHA-256 of all that a file means."""
     digest = hashlib.sha256(f"{table}\n{report}\n".encode())
     for name, part in parts:
@@ -235,46 +194,83 @@ def _digest(table: str, report: str, parts: Iterator[tuple[str, Tensor]]) -> str
     return digest.hexdigest()
 
 
-def save_packed(
-    model: nn.Module | Mapping[str, Tensor],
-    path: str | Path,
-    *,
-    values: str = "exact",
-    report: Mapping[str, Any] | None = None,
-) -> PackedFile:
-    """Write a model in the smallest form of each tensor; the file is whole or absent.
+def _check_path(path: Path) -> None:
+    """The name is not one that another program takes for its own format."""
+    if TAKEN.fullmatch(path.name):
+        raise ValueError(
+            f"{path.name!r} is a name that Hugging Face's from_pretrained takes for plain weights; from a packed file it would "
+            "return random ones. Use another name such as 'model.rewa', and rewa.integrations.huggingface.from_pretrained"
+        )
+    if path.suffix.lower() in FOREIGN:
+        raise ValueError(
+            f"a packed file is a safetensors file, and {path.name!r} looks like another format: "
+            f"call it {path.with_suffix('.rewa').name!r} or {path.with_suffix('.safetensors').name!r}"
+        )
 
-    Args:
-        model: A model or a ``state_dict``.
-        path: The file, usually ``.safetensors``.
-        values: ``"exact"``, or ``"bfloat16"`` or ``"float16"`` for the weights (two dimensions and more); they come back in
-            their own dtype, rounded.
-        report: What to keep beside the weights, such as ``finalize(...).to_dict()``; plain values.
 
-    Returns:
-        What the file holds, with its size.
+def _check_tensor(name: str, tensor: Any) -> None:
+    """A tensor of a known kind with its data here, all of it."""
+    if hasattr(tensor, "full_tensor"):  # a DTensor; every process would have to take part in gathering it
+        raise TypeError(
+            f"{name!r} is sharded over processes (DTensor). Gather on all of them with torch.distributed.checkpoint.state_dict."
+            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)), and save what the "
+            "first one gets"
+        )
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or _name(tensor.dtype) not in DTYPES:
+        raise TypeError(f"{name!r} is no plain tensor of a known dtype and cannot be packed: {type(tensor).__name__}")
+    if tensor.is_meta:
+        raise TypeError(f"{name!r} is on the meta device and has no values: load the model's weights first")
+    if name == "__metadata__":
+        raise ValueError("a tensor cannot be called '__metadata__' in a safetensors file: rename it")
 
-    Example:
-        >>> import tempfile
-        >>> weight = torch.eye(100)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     packed = save_packed({"weight": weight}, Path(folder) / "eye.safetensors")
-        ...     print(packed.entries[0].form, torch.equal(load_packed(packed.path)["weight"], weight))
-        delta True
-    """
-    from safetensors.torch import save_file
 
-    if values not in VALUES:
-        raise ValueError(f"Invalid values: {values!r} (allowed: {', '.join(VALUES)})")
-    state = model.state_dict() if isinstance(model, nn.Module) else model
+def _pruned(model: nn.Module | Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    """Names of the weights that are stored as an original and a mask by torch.nn.utils.prune."""
+    if isinstance(model, nn.Module):
+        from torch.nn.utils.prune import BasePruningMethod
+
+        hooks = (
+            (f"{prefix}." if prefix else "", hook)
+            for prefix, module in model.named_modules(remove_duplicate=False)
+            for hook in module._forward_pre_hooks.values()
+        )
+        return [prefix + hook._tensor_name for prefix, hook in hooks if isinstance(hook, BasePruningMethod)]
+    bases = [name.removesuffix("_orig") for name in state if name.endswith("_orig")]
+    return [
+        base
+        for base in bases
+        if (mask := state.get(f"{base}_mask")) is not None
+        and base not in state
+        and mask.shape == state[f"{base}_orig"].shape
+        and bool(((mask == 0) | (mask == 1)).all())
+    ]
+
+
+def _final_state(model: nn.Module | Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors as ``torch.nn.utils.prune.remove`` would leave them, and the weights that it would make; all checked."""
+    state = dict(model.state_dict() if isinstance(model, nn.Module) else model)
+    for name, tensor in state.items():
+        _check_tensor(name, tensor)
+    pruned = tuple(name for name in _pruned(model, state) if f"{name}_orig" in state and f"{name}_mask" in state)
+    masks = {f"{name}_mask": state[f"{name}_mask"] for name in pruned}
+    final: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        base = name.removesuffix("_orig")
+        if name not in masks:
+            mask = masks.get(f"{base}_mask") if base != name else None
+            final[name if mask is None else base] = tensor if mask is None else mask.to(tensor.dtype) * tensor.detach()
+    return final, pruned
+
+
+def _pack_all(
+    state: Mapping[str, Tensor], values: torch.dtype | None, keep_negative_zeros: bool
+) -> tuple[list[Entry], dict[str, Tensor], int]:
+    """The table, the tensors of the file, and how many -0.0 became 0.0."""
     entries: list[Entry] = []
     parts: dict[str, Tensor] = {}
     owners: dict[Any, str] = {}
+    negative_zeros = 0
     for name, tensor in state.items():
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or _name(tensor.dtype) not in DTYPES:
-            raise TypeError(f"{name!r} is no plain tensor of a known dtype and cannot be packed: {type(tensor).__name__}")
-        if name == "__metadata__":
-            raise ValueError("a tensor cannot be called '__metadata__' in a safetensors file: rename it")
         tensor = tensor.resolve_conj().resolve_neg()
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and place in owners:
@@ -282,19 +278,69 @@ def save_packed(
             entries.append(Entry(name, "alias", dtype, shape, 0, dtype, of=owners[place]))
             continue
         owners[place] = name
-        entry, tensors = _pack(name, tensor, VALUES[values])
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        if not keep_negative_zeros:
+            flat, found = _without_negative_zeros(flat)
+            negative_zeros += found
+        if values is not None and tensor.dim() >= 2 and flat.dtype in (torch.float32, torch.float64):
+            flat = _rounded(name, flat, values)
+            flat = flat if keep_negative_zeros else _without_negative_zeros(flat)[0]
+        entry, tensors = _pack(name, tensor, flat)
         if clash := (parts.keys() & tensors.keys()):
             raise ValueError(f"two tensors would be called {clash.pop()!r} in the file: rename one")
         entries.append(entry)
         parts.update(tensors)
+    return entries, parts, negative_zeros
+
+
+def save_packed(
+    model: nn.Module | Mapping[str, Tensor],
+    path: str | Path,
+    *,
+    values: str = "exact",
+    keep_negative_zeros: bool = False,
+    report: Mapping[str, Any] | None = None,
+) -> PackedFile:
+    """Write a model in the smallest form of each tensor; the file is whole or absent.
+
+    Args:
+        model: A model or a ``state_dict``. Weights pruned with ``torch.nn.utils.prune`` are stored as ``prune.remove`` would
+            leave them, under their final names; the model stays as it is.
+        path: The file, usually ``.rewa``. Not a name that transformers takes for its own, such as ``model.safetensors``.
+        values: ``"exact"``, or ``"bfloat16"`` or ``"float16"`` for the weights (two dimensions and more); they come back in
+            their own dtype, rounded.
+        keep_negative_zeros: Store each -0.0, which multiplying by a mask leaves behind, like a value, instead of as 0.0.
+        report: What to keep beside the weights, such as ``finalize(...).to_dict()``; plain values.
+
+    Returns:
+        What the file holds, with its size, how many -0.0 became 0.0 and which pruned weights were made final.
+
+    Raises:
+        TypeError: If something is no tensor that is here as a whole; nothing has been written.
+
+    Example:
+        >>> import tempfile
+        >>> weight = torch.eye(100)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     packed = save_packed({"weight": weight}, Path(folder) / "eye.rewa")
+        ...     print(packed.entries[0].form, torch.equal(load_packed(packed.path)["weight"], weight))
+        delta True
+    """
+    save_file = _safetensors("torch").save_file
+    path = Path(path)
+    if values not in VALUES:
+        raise ValueError(f"Invalid values: {values!r} (allowed: {', '.join(VALUES)})")
+    _check_path(path)
+    state, pruned = _final_state(model)
+    entries, parts, negative_zeros = _pack_all(state, VALUES[values], keep_negative_zeros)
     table = json.dumps([astuple(entry) for entry in entries], separators=(",", ":"))
     text = json.dumps(dict(report or {}), separators=(",", ":"), allow_nan=False)
     metadata = {"format": FORMAT, "version": str(VERSION), "entries": table, "report": text}
-    metadata["digest"] = _digest(table, text, iter(sorted(parts.items())))
-    with replacing(Path(path)) as scratch:
+    metadata["digest"] = _digest(table, text, sorted(parts.items()))
+    with replacing(path) as scratch:
         save_file(parts, scratch, metadata)
         _in_order(scratch)
-    return read_packed(path)
+    return replace(read_packed(path), negative_zeros=negative_zeros, pruned=pruned)
 
 
 def _in_order(path: Path) -> None:
@@ -313,14 +359,40 @@ def _in_order(path: Path) -> None:
 # -------------------------------------------------------------------------------------------------- reading
 
 
-def _open(path: str | Path) -> Any:
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no such file: {path}")
+def _safetensors(submodule: str = "") -> Any:
     try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError, ValueError, OverflowError) as error:
+        return importlib.import_module(f"safetensors.{submodule}" if submodule else "safetensors")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("packed files need safetensors: pip install 'rewa[packed]'") from error
+
+
+class _Memory:
+    """What loading a file may take: everything is asked for here before it is allocated."""
+
+    def __init__(self, path: str | Path, max_bytes: int | None) -> None:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no such file: {path}")
+        self.path, self.size, self.used = path, Path(path).stat().st_size, 0
+        self.limit = max(1 << 30, 1000 * self.size) if max_bytes is None else max_bytes
+
+    def take(self, amount: int, what: str) -> None:
+        self.used += amount
+        if self.used > self.limit:
+            raise PackedFileError(
+                f"{self.path} takes {self.used:,} bytes of memory with {what}, more than the {self.limit:,} allowed; "
+                "if you trust it, raise max_bytes"
+            )
+
+
+def _open(path: str | Path, memory: _Memory) -> Any:
+    safetensors = _safetensors()
+    with Path(path).open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header <= min(memory.size, MAX_HEADER):  # else safetensors says what is wrong
+        memory.take(HEADER_COST * header, f"a header of {header:,} bytes")
+    try:
+        return safetensors.safe_open(path, framework="pt")
+    except (safetensors.SafetensorError, OSError, ValueError, OverflowError) as error:
         raise PackedFileError(f"{path} is not a safetensors file, or damaged: {error}") from error
 
 
@@ -335,43 +407,61 @@ def _entry(row: Any) -> Entry:
         all(isinstance(values[name], str) for name in ("name", "form", "dtype", "stored", "of"))
         and values["form"] in PARTS
         and {values["dtype"], values["stored"]} <= set(DTYPES)
+        and (values["stored"] == values["dtype"] or (values["stored"] in VALUES and values["dtype"] in ("float32", "float64")))
         and isinstance(shape, list)
         and len(shape) <= 64
         and all(type(number) is int and 0 <= number < 1 << 48 for number in [*shape, *(values[name] for name in NUMBERS)])
-        and math.prod(shape) < 1 << 48
+        and math.prod(size or 1 for size in shape) < 1 << 48  # strides have to fit, of an empty tensor too
         and values["nonzeros"] <= math.prod(shape)
         and (values["form"] == "alias") == bool(values["of"])
     )
-    if not valid:
-        raise PackedFileError(f"the table of tensors has an impossible row: {str(row)[:200]}")
-    return Entry(**{**values, "shape": tuple(shape)})
+    if valid:
+        entry = Entry(**{**values, "shape": tuple(shape)})
+        if not entry.coded or (entry.form != "alias" and entry.stored_values and DTYPES[entry.stored].itemsize > 1):
+            return entry
+    raise PackedFileError(f"the table of tensors has an impossible row: {str(row)[:200]}")
 
 
-def read_packed(path: str | Path) -> PackedFile:
+def _json(metadata: Mapping[str, str], key: str, kind: type, memory: _Memory) -> Any:
+    """One of the two parts of the metadata that are JSON."""
+    text = metadata.get(key, "")
+    memory.take(JSON_COST * len(text), f"{key} of {len(text):,} characters")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PackedFileError(f"{memory.path} has unreadable metadata: {error}") from error
+    if not isinstance(content, kind):
+        raise PackedFileError(f"{memory.path} has unreadable metadata: {key} are no {kind.__name__}")
+    return content
+
+
+def _entries(file: Any, metadata: Mapping[str, str], memory: _Memory) -> tuple[Entry, ...]:
+    """The table of a packed file, checked against the tensors that are there."""
+    if metadata.get("format") != FORMAT:
+        raise NotPackedError(f"{memory.path} is a safetensors file, but not a packed one")
+    if metadata.get("version") != str(VERSION):
+        raise PackedFileError(f"{memory.path} has version {metadata.get('version')!r} of the format; this rewa reads {VERSION}")
+    entries = tuple(map(_entry, _json(metadata, "entries", list, memory)))
+    _check_parts(file, entries)
+    return entries
+
+
+def read_packed(path: str | Path, *, max_bytes: int | None = None) -> PackedFile:
     """What a packed file holds; no tensor is loaded.
 
     Args:
         path: The file.
+        max_bytes: Most memory that the table and the report may take; the default is that of :func:`load_packed`.
 
     Raises:
         PackedFileError: If it is damaged or not a packed file.
     """
-    with _open(path) as file:
+    memory = _Memory(path, max_bytes)
+    with _open(path, memory) as file:
         metadata = file.metadata() or {}
-        if metadata.get("format") != FORMAT:
-            raise PackedFileError(f"{path} is a safetensors file, but not a packed one")
-        if metadata.get("version") != str(VERSION):
-            raise PackedFileError(f"{path} has version {metadata.get('version')!r} of the format; this rewa reads {VERSION}")
-        try:
-            rows, report = json.loads(metadata["entries"]), json.loads(metadata["report"])
-        except (KeyError, ValueError, RecursionError) as error:
-            raise PackedFileError(f"{path} has unreadable metadata: {error}") from error
-        if not isinstance(rows, list) or not isinstance(report, dict):
-            raise PackedFileError(f"{path} has unreadable metadata")
-        entries = tuple(map(_entry, rows))
-        _check_parts(file, entries)
-    dense = sum(entry.numel * DTYPES[entry.dtype].itemsize for entry in entries if entry.form != "alias")
-    return PackedFile(Path(path), entries, report, Path(path).stat().st_size, dense)
+        entries = _entries(file, metadata, memory)
+        report = _json(metadata, "report", dict, memory)
+    return PackedFile(Path(path), entries, report, memory.size, sum(entry.nbytes for entry in entries))
 
 
 def _check_parts(file: Any, entries: tuple[Entry, ...]) -> None:
@@ -406,15 +496,17 @@ def _check_parts(file: Any, entries: tuple[Entry, ...]) -> None:
 
 
 def load_packed(
-    path: str | Path, model: nn.Module | None = None, *, max_bytes: int | None = None
+    path: str | Path, model: nn.Module | None = None, *, max_bytes: int | None = None, assign: bool = False
 ) -> dict[str, Tensor] | nn.Module:
     """Load a packed file, without pickle: into a ``state_dict``, or straight into a model.
 
     Args:
         path: The file.
         model: Where to load into; its names and shapes must be those of the file.
-        max_bytes: Largest size of all tensors once unpacked. A few bytes can describe an endless tensor of zeros, so the
-            default is a thousand times the file's size, and at least one GiB.
+        max_bytes: Most memory that loading may take: the file, its tensors once unpacked, and what reading needs beside them.
+            A few bytes can describe an endless tensor of zeros, so the default is a thousand times the file's size, and at
+            least one GiB.
+        assign: Put the file's tensors into the model, in their dtype, instead of copying their values into the model's.
 
     Returns:
         The ``state_dict``, or the model.
@@ -422,101 +514,86 @@ def load_packed(
     Raises:
         PackedFileError: If the file is damaged or too large; nothing large has been allocated and the model is as it was.
     """
-    packed = read_packed(path)
-    limit = max(1 << 30, 1000 * packed.size) if max_bytes is None else max_bytes
-    if packed.dense_size > limit:
-        raise PackedFileError(
-            f"{path} unpacks to {packed.dense_size:,} bytes, more than the {limit:,} allowed; if you trust it, raise max_bytes"
-        )
-    if model is not None:
-        _check_model(model, packed)
-    with _open(path) as file:
-        metadata = file.metadata()
-        names = sorted(part for entry in packed.entries for part in entry.parts)
-        found = _digest(metadata["entries"], metadata["report"], ((name, file.get_tensor(name)) for name in names))
-        if found != metadata.get("digest"):
+    memory = _Memory(path, max_bytes)
+    with _open(path, memory) as file:
+        metadata = file.metadata() or {}
+        entries = _entries(file, metadata, memory)
+        dense = sum(entry.nbytes for entry in entries)
+        # The report, which is not parsed, counts twice more: as a string, and encoded for its digest.
+        memory.take(memory.size + 2 * len(metadata.get("report", "")), "its contents")
+        memory.take(dense + max(map(_scratch, entries), default=0), f"its tensors, which unpack to {dense:,} bytes")
+        if model is not None:
+            _check_model(model, entries)
+        names = sorted(part for entry in entries for part in entry.parts)
+        parts = ((name, file.get_tensor(name)) for name in names)
+        if _digest(metadata["entries"], metadata.get("report", ""), parts) != metadata.get("digest"):
             raise PackedFileError(f"{path} is damaged: its contents do not match its SHA-256")
-        owned = {entry.name: _unpack(file, entry) for entry in packed.entries if entry.form != "alias"}
-    state = {entry.name: owned[entry.of or entry.name] for entry in packed.entries}
+        owned = {entry.name: _unpack(file, entry) for entry in entries if entry.form != "alias"}
+    state = {entry.name: owned[entry.of or entry.name] for entry in entries}
     if model is None:
         return state
-    model.load_state_dict(state)
+    model.load_state_dict(state, assign=assign)
     return model
 
 
+def _scratch(entry: Entry) -> int:
+    """Memory that :func:`_unpack` takes beside the tensor: that of one chunk."""
+    return min(CHUNK, entry.numel) * (128 + entry.low_bits + 8 * DTYPES[entry.stored].itemsize)
+
+
 def _unpack(file: Any, entry: Entry) -> Tensor:
-    """One tensor, from the parts that :func:`_check_parts` found to fit."""
-
-    def part(suffix: str) -> Tensor:
-        tensor: Tensor = file.get_tensor(entry.name + suffix)
-        return tensor
-
-    stored, dtype = DTYPES[entry.stored], DTYPES[entry.dtype]
-    values = part(entry.suffixes[0])
-    if entry.coded:
-        values = _decode(values, entry.coded, entry.stored_values, stored)
-    elif stored in RAW:
-        values = values.view(stored)
-    values = values.reshape(-1).to(dtype)
-    if entry.form == "dense":
-        return values.reshape(entry.shape)
-    if entry.form == "bitmask":
-        indices = np.flatnonzero(np.unpackbits(part("#mask").numpy(), count=entry.numel))
-        if len(indices) != entry.nonzeros:
-            raise PackedFileError(f"the mask of {entry.name!r} has {len(indices)} bits set, not {entry.nonzeros}")
-    else:
-        indices = decode_gaps(entry.low_bits, part("#gaps").numpy(), entry.nonzeros, entry.numel)
+    """One tensor in memory of its own, from the parts that :func:`_check_parts` found to fit, a chunk at a time."""
+    # Bytes only: what a file holds need not lie where its dtype has to.
+    parts = [file.get_tensor(name).reshape(-1).view(torch.uint8) for name in entry.parts]
+    dtype = DTYPES[entry.dtype]
     flat = torch.zeros(entry.numel, dtype=dtype)
-    _words(flat)[torch.from_numpy(indices)] = _words(values)
+    words = _words(flat)
+    try:
+        values = ValueReader(parts[0], entry.coded, entry.stored_values, DTYPES[entry.stored])
+        if entry.form == "dense":
+            for start in range(0, entry.numel, CHUNK):
+                taken = values.take(min(CHUNK, entry.numel - start)).to(dtype)
+                words[start : start + len(taken)] = _words(taken)
+        else:
+            for indices in _indices(parts[1].numpy(), entry):
+                words[torch.from_numpy(indices)] = _words(values.take(len(indices)).to(dtype))
+        values.end()
+    except ValueError as error:
+        raise PackedFileError(f"{entry.name!r} is damaged: {error}") from error
     return flat.reshape(entry.shape)
 
 
-def _check_model(model: nn.Module, packed: PackedFile) -> None:
+def _indices(stream: Bytes, entry: Entry) -> Iterator[NDArray[np.int64]]:
+    """Where the nonzeros are, as many as the table says."""
+    if entry.form == "delta":
+        yield from decode_gaps(entry.low_bits, stream, entry.nonzeros, entry.numel)
+        return
+    done = 0
+    for start in range(0, entry.numel, CHUNK):
+        bits = np.unpackbits(stream[start // 8 : (start + CHUNK) // 8], count=min(CHUNK, entry.numel - start))
+        indices = np.flatnonzero(bits) + start
+        done += len(indices)
+        if done > entry.nonzeros:
+            break
+        if len(indices):
+            yield indices
+    if done != entry.nonzeros:
+        raise ValueError(f"its mask does not have {entry.nonzeros} bits set")
+
+
+def _check_model(model: nn.Module, entries: tuple[Entry, ...]) -> None:
     """The model has the file's names and shapes; said before anything changes."""
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    theirs = {entry.name: entry.shape for entry in packed.entries}
+    state = model.state_dict()
+    if sharded := [name for name, tensor in state.items() if hasattr(tensor, "full_tensor")]:
+        raise TypeError(
+            f"{sharded[0]!r} is sharded over processes (DTensor): load a state_dict with load_packed(path) and hand it to "
+            "torch.distributed.checkpoint.state_dict.set_model_state_dict with StateDictOptions(full_state_dict=True)"
+        )
+    own, theirs = {name: tuple(tensor.shape) for name, tensor in state.items()}, {entry.name: entry.shape for entry in entries}
+    advice = "; call torch.nn.utils.prune.remove on the model's weights first" if _pruned(model, state) else ""
     for name in own.keys() | theirs.keys():
         if own.get(name) != theirs.get(name):
             raise PackedFileError(
                 f"{name!r} has shape {theirs.get(name, 'none')} in the file and {own.get(name, 'none')} in the model: "
-                "they are not the same model"
+                f"they are not the same model{advice}"
             )
-
-
-# ------------------------------------------------------------------------------------------- any file of tensors
-
-
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a packed file, of another safetensors file or of a torch checkpoint; no code in the file is run.
-
-    Args:
-        path: The file. A checkpoint is loaded with ``weights_only=True``; tensors inside dictionaries get dotted names.
-
-    Raises:
-        PackedFileError: If it is none of these, or damaged.
-    """
-    try:
-        return load_packed(path)  # type: ignore[return-value]
-    except PackedFileError as error:
-        try:
-            with _open(path) as file:
-                if (file.metadata() or {}).get("format") == FORMAT:
-                    raise error  # a packed file, and damaged
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except PackedFileError:
-            if not zipfile.is_zipfile(path):
-                raise
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PackedFileError(f"{path} is no checkpoint that can be loaded without running code: {reason}") from error
-    return dict(_flatten("", content))
-
-
-def _flatten(prefix: str, content: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(content, Tensor):
-        yield prefix or "tensor", content
-    elif isinstance(content, Mapping):
-        for key, value in content.items():
-            yield from _flatten(f"{prefix}.{key}" if prefix else str(key), value)

@@ -43,7 +43,7 @@ def test_a_run_that_begins_with_another_is_what_it_would_have_been_alone(tmp_pat
     assert record_of(shared / first) == record_of(alone / first)
     assert record_of(shared / second) == record_of(alone / second) | {"began_with": {"run": first, "steps": steps}}
     for run in (first, second):
-        for file in ("trained.safetensors", "model.safetensors"):
+        for file in ("trained.safetensors", "model.rewa"):
             assert (shared / run / file).read_bytes() == (alone / run / file).read_bytes()
 
 

@@ -54,7 +54,7 @@ class KillAt(Watch):
 
 
 def result(folder: Path):
-    return [(folder / name).read_bytes() for name in ("trained.safetensors", "model.safetensors", "record.json")]
+    return [(folder / name).read_bytes() for name in ("trained.safetensors", "model.rewa", "record.json")]
 
 
 def test_the_loop_is_the_obvious_loop(tmp_path):
@@ -105,9 +105,9 @@ def test_a_record_says_all(tmp_path):
         assert left.compression_ratio >= compression
         assert 0 <= point["test_accuracy"] <= 100
     final = record["final"]
-    packed = rewa.load_packed(tmp_path / "mine" / "model.safetensors")
+    packed = rewa.load_packed(tmp_path / "mine" / "model.rewa")
     assert sum(int((tensor != 0).sum()) for tensor in packed.values() if tensor.dim() >= 2) == final["prunable"]["nonzero"]
-    assert final["file_bytes"] == (tmp_path / "mine" / "model.safetensors").stat().st_size
+    assert final["file_bytes"] == (tmp_path / "mine" / "model.rewa").stat().st_size
     assert sum(record["histogram"]["counts"]) + record["histogram"]["zeros"] == 25744
     assert sum(layer["nonzero"] for layer in record["layers"]) == final["prunable"]["nonzero"]
     assert list((tmp_path / "mine" / "tensorboard").iterdir())
@@ -119,7 +119,7 @@ def test_the_final_cut_and_the_curve_are_what_the_model_does(tmp_path):
     record = train(Job(recipe=SHORT, method=make("rewa", strength=0.02), name="mine"), tmp_path)
     data = load_data(SHORT)
     model = build_model(SHORT, data)
-    model.load_state_dict(rewa.load_packed(tmp_path / "mine" / "model.safetensors"))
+    model.load_state_dict(rewa.load_packed(tmp_path / "mine" / "model.rewa"))
     model.eval()
     for split in ("validation", "test"):
         right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in data.evaluation(split, batch_size=360))

@@ -68,7 +68,7 @@ def outcome(folder):
     """All that a run leaves, but for the command that started it."""
     record = json.loads((folder / "record.json").read_text())
     assert record.pop("command").startswith("python")
-    return record, *((folder / name).read_bytes() for name in ("trained.safetensors", "model.safetensors"))
+    return record, *((folder / name).read_bytes() for name in ("trained.safetensors", "model.rewa"))
 
 
 def trainers(out):

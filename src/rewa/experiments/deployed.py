@@ -60,7 +60,7 @@ def deploy(choice: Choice, recipe: Recipe, data: Data, *, rounds: int = 25) -> d
     x = torch.randn(BATCH, *data.example_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     small = shrink(model, x)
     with tempfile.TemporaryDirectory() as folder:
-        file_bytes = save_packed(small, Path(folder, "model.safetensors")).size
+        file_bytes = save_packed(small, Path(folder, "model.rewa")).size
     accelerate(small, x, rounds=rounds, verbose=False)
     dense.eval()
     with torch.inference_mode():

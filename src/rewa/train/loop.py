@@ -494,7 +494,7 @@ class _Run:
             plain = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
             with replacing(self.folder / "trained.safetensors") as scratch:
                 save_file(plain, scratch)
-            packed = save_packed(small.cpu(), self.folder / "model.safetensors", report=final)
+            packed = save_packed(small.cpu(), self.folder / "model.rewa", report=final)
             dense_bytes = sum(tensor.nbytes for tensor in plain.values())
             counts, edges, zeros = histogram(model.cpu())
             layers = [

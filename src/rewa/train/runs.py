@@ -35,7 +35,7 @@ def alone(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TrainingError(f"another process is training in {folder}") from None
-        for name in ("record.json", "timing.json", "trained.safetensors", "model.safetensors"):
+        for name in ("record.json", "timing.json", "trained.safetensors", "model.rewa"):
             for scratch in folder.glob(f".{name}.*"):
                 scratch.unlink()  # what a killed process left
         yield
