@@ -20,12 +20,12 @@ PACKAGE = ROOT / "src" / "rewa"
 
 # A module may import from its own row and from the rows above it.
 LAYERS = [
-    {"rewa.files", "rewa.heads", "rewa.names", "rewa.native", "rewa.reparam", "rewa.schedules", "rewa.theory"},
+    {"rewa.example", "rewa.files", "rewa.heads", "rewa.names", "rewa.native", "rewa.reparam", "rewa.schedules", "rewa.theory"},
     {"rewa.optim.annealing", "rewa.optim.fused", "rewa.optim.foreach", "rewa.optim.optimizer", "rewa.optim"},
     {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
     {"rewa.forms", "rewa.presets", "rewa.sparsity", "rewa.packed"},
     {"rewa.lockstep", "rewa.zeros"},
-    {"rewa.inference", "rewa.export", "rewa.surgery"},
+    {"rewa.channels", "rewa.inference", "rewa.export", "rewa.surgery", "rewa.tracing"},
     {"rewa"},
     {"rewa.explain", "rewa.record"},
     {"rewa.figures", "rewa.baselines.method"},
