@@ -173,6 +173,23 @@ def test_heads_that_share_keys_go_together():
 
 
 @torch.no_grad()
+def test_layers_that_hand_on_a_cache_lose_neurons():
+    config = transformers.BartConfig(
+        **{f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("layers", 1), ("ffn_dim", 24))},
+        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 20, "d_model": 16},
+        **{"max_position_embeddings": 20, "decoder_start_token_id": 2},
+    )
+    model = lively(transformers.BartModel(config))
+    model.encoder.layers[0].fc1.weight[:2] = 0
+    model.decoder.layers[0].fc2.weight[:, :3] = 0
+    model.decoder.layers[0].encoder_attn.v_proj.weight[span(1)] = 0
+    inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS}
+    smaller = shrink(model, inputs)
+    assert size(model) - size(smaller) == 5 * (17 + 16) + 3 * HEAD * 17 + HEAD * 16
+    assert_same(model, smaller, input_ids=TOKENS[:, :5], decoder_input_ids=TOKENS[:, :4])
+
+
+@torch.no_grad()
 def test_one_head_stays():
     model = bert()
     model.encoder.layer[0].attention.self.value.weight.zero_()

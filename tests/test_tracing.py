@@ -115,6 +115,7 @@ def test_a_method_that_goes_through_a_part_and_one_without_source():
     assert entry_points(typed) == [("embed", {typed.head})]
 
 
+@torch.no_grad()
 def traced(model, *examples):
     runs = [Run("forward", Example.of(example)) for example in examples]
     calls, why = record(model, runs, {module: module for module in model.modules()}), {}
@@ -137,20 +138,55 @@ def test_what_cannot_be_looked_into_is_one_node():
     assert list(why) == [model[1]]
 
 
-def test_a_part_that_gets_an_unknown_object_is_not_traced():
-    class Cached(nn.Module):
+class Cache:
+    def __init__(self):
+        self.kept = []
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+    def forward(self, x, cache):
+        cache.kept.append(x)
+        return self.body(x) * len(cache.kept)
+
+
+class HandsOn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.remembers, self.last = nn.Linear(3, 3), Remembers(), nn.Linear(3, 3)
+
+    def forward(self, x, cache=None):
+        assert isinstance(cache, Cache)
+        return self.last(self.remembers(self.first(x), cache=cache))
+
+
+def test_an_object_can_be_handed_on_but_not_looked_into():
+    model, cache = HandsOn(), Cache()
+    (unit, inner), why = traced(model, (torch.randn(2, 3), cache))
+    assert unit.root.part is model
+    assert inner.root.part is model.remembers.body
+    assert why == {model.remembers: "cannot be traced: it looks into an object of type Cache, which is not followed"}
+    assert len(cache.kept) == 1  # tracing and checking the graph left it alone
+
+
+def test_conditions_on_the_dtype_are_those_of_the_example():
+    class Clamps(nn.Module):
         def __init__(self):
             super().__init__()
-            self.body = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
 
-        def forward(self, x, cache):
-            cache.append(x)
-            return self.body(x)
+        def forward(self, x):
+            x = self.first(x)
+            if x.dtype == torch.float16 and x.isinf().any():
+                x = x.clamp(-1, 1)
+            return self.last(x)
 
-    class Cache(list):
-        pass
-
-    model = Cached()
-    (unit,), why = traced(model, (torch.randn(2, 3), Cache()))
-    assert unit.root.part is model.body
-    assert why[model] == "cannot be traced: it gets an object of type Cache, which is not followed"
+    model = Clamps()
+    (unit,), _ = traced(model, torch.randn(2, 3))
+    assert [node.target for node in unit.graph.nodes if node.op == "call_module"] == ["part.first", "part.last"]
+    none, why = traced(model.half(), torch.randn(2, 3).half())
+    assert not none
+    assert "control flow" in why[model]

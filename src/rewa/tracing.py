@@ -82,6 +82,29 @@ class _Slot(int):
         return f"tensor {int(self)}"
 
 
+class _Object:
+    """Stands for an object such as a cache: code that only hands it on can be traced, code that looks into it cannot."""
+
+    def __init__(self, name: str, kind: type) -> None:
+        self._name, self._kind = name, kind
+
+    @property  # type: ignore[misc]  # so that isinstance takes the same path as for the object
+    def __class__(self) -> type:
+        return self._kind
+
+    def __repr__(self) -> str:
+        return f"{self._name}: {self._kind.__name__}"
+
+    def __deepcopy__(self, memo: Any) -> _Object:
+        return self
+
+    def _refuse(self, *args: Any) -> Any:
+        raise TypeError(f"it looks into an object of type {self._kind.__name__}, which is not followed")
+
+    __getattr__ = __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = __setitem__ = __eq__ = __call__ = _refuse
+    __hash__ = None  # type: ignore[assignment]  # no key either
+
+
 class _Entry(nn.Module):
     """A part as an example calls it: its tensors are inputs, all other arguments are constants."""
 
@@ -95,13 +118,22 @@ class _Entry(nn.Module):
         if isinstance(argument, Tensor):
             self.tensors.append(argument)
             return _Slot(len(self.tensors) - 1)
-        if argument is not None and not isinstance(argument, PLAIN):
-            raise TypeError(f"it gets an object of type {type(argument).__name__}, which is not followed")
-        return argument
+        if _is_plain(argument):
+            return argument
+        name = f"object{len(vars(self))}"
+        setattr(self, name, argument)
+        return _Object(name, type(argument))
 
     def forward(self, tensors: list[Tensor]) -> Any:
         args, kwargs = pytree.tree_map(lambda x: tensors[x] if type(x) is _Slot else x, self.arguments)
         return self.part.forward(*args, **kwargs)
+
+
+def _is_plain(argument: Any) -> bool:
+    """Whether an argument has no state that a call could change."""
+    if isinstance(argument, nn.Module):
+        raise TypeError(f"it gets the module {type(argument).__name__} as an argument")
+    return argument is None or isinstance(argument, PLAIN)
 
 
 class _Apply(nn.Module):
@@ -116,8 +148,9 @@ class _Apply(nn.Module):
 class _Tracer(fx.Tracer):
     """Looks into every module but those that fail, and notes what goes into and comes out of modules and methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtypes: set[torch.dtype]) -> None:
         super().__init__()
+        self.dtypes = dtypes
         self.opaque: set[type[nn.Module]] = set()
         self.reset()
 
@@ -138,6 +171,17 @@ class _Tracer(fx.Tracer):
             raise
         self.note(m, args, kwargs, output)
         return output
+
+    def create_arg(self, a: Any) -> Any:
+        return self.create_node("get_attr", a._name, (), {}) if type(a) is _Object else super().create_arg(a)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        node = obj.node
+        if node.target in (operator.eq, operator.ne) and isinstance(node.args[1], torch.dtype):
+            left: Any = node.args[0]
+            if left.target is getattr and left.args[1] == "dtype" and node.args[1] not in self.dtypes:
+                return node.target is operator.ne  # such as: clamp where numbers are float16
+        return super().to_bool(obj)
 
     def note(self, key: Any, *values: Any) -> None:
         proxies = [leaf.node for leaf in pytree.tree_leaves(values) if isinstance(leaf, fx.Proxy)]
@@ -172,6 +216,16 @@ def fresh(values: Any) -> Any:
     return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, values)
 
 
+def _snapshot(argument: Any) -> Any:
+    """An argument as it is now: a cache will be longer after the call."""
+    if isinstance(argument, Tensor | nn.Module) or _is_plain(argument):
+        return argument
+    try:
+        return copy.deepcopy(argument)
+    except Exception:  # what cannot be copied is not traced either
+        return argument
+
+
 def record(model: nn.Module, runs: Sequence[Run], twin: dict[nn.Module, nn.Module]) -> dict[nn.Module, list[Call]]:
     """All calls of all modules in these runs.
 
@@ -184,6 +238,7 @@ def record(model: nn.Module, runs: Sequence[Run], twin: dict[nn.Module, nn.Modul
     running: list[nn.Module] = []
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        args, kwargs = pytree.tree_map(_snapshot, (args, kwargs))
         calls.setdefault(twin[module], []).append(Call(args, kwargs, frozenset(running)))
         running.append(twin[module])
 
@@ -282,7 +337,7 @@ def _steps(graph: fx.Graph, values: bool = False) -> list[Any]:
 def _traced(entry: _Entry, model: nn.Module, exposed: list[Exposed] | None) -> Unit:
     scratch = copy.deepcopy(entry)  # forward code may keep state
     real = dict(zip(scratch.modules(), entry.modules(), strict=True))
-    tracer = _Tracer()
+    tracer = _Tracer({x.dtype for x in (*entry.tensors, *entry.parameters(), *entry.buffers())})
     watched = _public(type(model)) if entry.part is model and exposed is not None else []
     for name in watched:
         tracer.watch(scratch.part, name)
@@ -329,6 +384,10 @@ def results(unit: Unit) -> dict[fx.Node, Any]:
             result = super().run_node(n)
             found[n] = result.new_empty(()).expand(result.shape) if isinstance(result, Tensor) else result
             return result
+
+        def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            value = self.fetch_attr(target)
+            return value if isinstance(value, Tensor) else copy.deepcopy(value)
 
         def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             module = self.fetch_attr(target)
