@@ -108,7 +108,7 @@ def onnx_session(model: nn.Module, x: Tensor) -> Callable[[], Any]:
 def latencies(model: nn.Module, shape: tuple[int, ...], batch: int, rounds: int) -> dict[str, float]:
     """Median milliseconds of each way to run the model, in turns; all must compute the same."""
     x = torch.randn(batch, *shape)
-    accelerated, small = copy.deepcopy(model), rewa.shrink(model, x)
+    accelerated, small = copy.deepcopy(model), rewa.shrink(model, x, report=None)
     both = copy.deepcopy(small)
     for swapped in (accelerated, both):
         rewa.accelerate(swapped, x, rounds=rounds, verbose=False)

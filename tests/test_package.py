@@ -40,7 +40,7 @@ LAYERS = [
     {"rewa.forms", "rewa.presets", "rewa.packed"},
     {"rewa.contents"},
     {"rewa.lockstep", "rewa.zeros"},
-    {"rewa.inference", "rewa.export", "rewa.surgery"},
+    {"rewa.channels", "rewa.inference", "rewa.export", "rewa.surgery", "rewa.tracing"},
     {"rewa"},
     {"rewa.explain", "rewa.integrations", "rewa.integrations.huggingface", "rewa.record"},
     {"rewa.figures", "rewa.baselines.method"},

@@ -14,7 +14,7 @@ from torch import nn
 
 import rewa
 from rewa.heads import FewerHeads
-from rewa.surgery import removed, shrink
+from rewa.surgery import ShrinkReport, removed, shrink
 
 
 def outputs(model, *args):
@@ -271,11 +271,84 @@ def test_depthwise_and_transposed():
     assert smaller[5].out_channels == 3
 
 
-def test_grouped_convolutions_stay():
+def test_half_a_group_stays():
     model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 1, 1))
     kill(model[0], [0])
     kill(model[1], [0])
     assert not removed(model, checked(model, torch.randn(1, 1, 3, 3)))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_whole_groups_go(dims, bias):
+    """Dead because nothing comes in but zeros, because it has no weights, and because it is not read; the fourth lives."""
+    Conv, Norm = getattr(nn, f"Conv{dims}d"), getattr(nn, f"BatchNorm{dims}d")
+    model = lively(
+        nn.Sequential(
+            *(Conv(3, 8, 1, bias=False), nn.ReLU(), Conv(8, 12, 3, padding=1, groups=4, bias=bias), Norm(12), nn.ReLU()),
+            Conv(12, 5, 1),
+        )
+    )
+    kill(model[0], [0, 1])
+    kill(model[2], [3, 4, 5])
+    with torch.no_grad():
+        model[5].weight[:, 6:9] = 0
+    smaller = checked(model, torch.randn(2, 3, *[5] * dims))
+    layer = smaller[2]
+    assert (layer.groups, layer.in_channels, layer.out_channels, smaller[0].out_channels) == (1, 2, 3, 2)
+    # Of each group: two channels of the first layer, three of the second and its norm, three columns of the last.
+    assert size(model) - size(smaller) == 3 * (2 * 3 + 3 * (2 * 3**dims + bias) + 3 * 2 + 3 * 5)
+    smaller.train()(torch.randn(2, 3, *[5] * dims)).sum().backward()
+
+
+def test_a_group_is_read_by_others_too():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(1, 4, 1), nn.Conv2d(4, 6, 1, groups=2), nn.Conv2d(4, 6, 1)
+
+        def forward(self, x):
+            x = self.a(x)
+            return (self.b(x) + self.c(x)).sum((1, 2, 3))
+
+    model = Net()
+    kill(model.b, [0, 1, 2])
+    assert not removed(model, checked(model, torch.randn(2, 1, 3, 3)))
+
+
+def test_a_depthwise_layer_with_more_outputs_and_a_grouped_input_layer():
+    model = nn.Sequential(nn.Conv2d(4, 6, 1, groups=2), nn.Conv2d(6, 12, 3, groups=6), nn.Tanh(), nn.Conv2d(12, 2, 1))
+    kill(model[0], [0, 1, 2])  # its inputs are the model's: it keeps its groups
+    kill(model[1], [2, 3])
+    smaller = checked(model, torch.randn(2, 4, 5, 5))
+    assert (smaller[0].out_channels, smaller[1].groups, smaller[1].out_channels) == (6, 6, 12)
+    model[0] = nn.Conv2d(4, 6, 1)
+    kill(model[0], [0])
+    smaller = checked(model, torch.randn(2, 4, 5, 5))
+    assert (smaller[0].out_channels, smaller[1].groups, smaller[1].out_channels) == (4, 4, 8)
+
+
+class ResNeXtBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(6, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False), nn.BatchNorm2d(8)
+        self.conv3, self.bn3 = nn.Conv2d(8, 6, 1, bias=False), nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        return F.relu(self.bn3(self.conv3(out)) + x)
+
+
+def test_a_resnext_block_loses_groups():
+    model = lively(nn.Sequential(ResNeXtBlock(), ResNeXtBlock()))
+    kill(model[0].conv2, [0, 1])
+    with torch.no_grad():
+        model[1].conv3.weight[:, 4:] = 0
+    smaller = checked(model, torch.randn(2, 6, 5, 5))
+    assert (smaller[0].conv2.groups, smaller[1].conv2.groups) == (3, 2)
+    assert (smaller[0].conv1.out_channels, smaller[1].conv1.out_channels) == (6, 4)
 
 
 class Pooled(nn.Module):
@@ -605,6 +678,35 @@ def test_forward_code_that_keeps_state():
     assert not hasattr(smaller, "last")
 
 
+def test_parts_that_cannot_be_looked_into_keep_state_and_write_in_place():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x.add_(1.0) if x.isfinite().all() else x
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.odd, self.b, self.c = nn.Linear(2, 3), Odd(), nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = self.a(x)
+            changed = self.odd(x=x[:, :])
+            return self.c(torch.relu(self.b(x))) + changed.sum()
+
+    model = Net()
+    kill(model.a, [0, 1, 2])  # constants, but no longer those of the bias
+    kill(model.b, [0])
+    with torch.no_grad():
+        model.a.bias -= 0.5
+    smaller = checked(model, torch.randn(3, 2))
+    assert (model.odd.calls, smaller.odd.calls, smaller.b.out_features) == (0, 0, 3)
+
+
 def test_structured_outputs_odd_signatures_and_inputs_changed_in_place():
     @dataclass
     class Output:
@@ -801,6 +903,208 @@ def test_decoder_and_a_traced_model_around_it():
     assert (smaller.embed[0].out_features, layer.linear1.out_features, layer.multihead_attn.num_heads) == (5, 15, 1)
 
 
+# ------------------------------------------------------------------------------------- other ways to call it
+
+
+class Autoencoder(nn.Module):
+    def __init__(self, through_methods=True):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.decoder = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.through_methods = through_methods
+
+    def encode(self, x):
+        return self.encoder(x)
+
+    def decode(self, code):
+        return self.decoder(torch.tanh(code))
+
+    def forward(self, x):
+        return self.decode(self.encode(x)) if self.through_methods else self.decoder(torch.tanh(self.encoder(x)))
+
+
+def autoencoder(**settings):
+    model = Autoencoder(**settings)
+    kill(model.encoder[0], [0, 1])
+    kill(model.encoder[2], [1])  # a constant entry of the code
+    with torch.no_grad():
+        model.decoder[0].weight[:, 2] = 0  # an entry that the decoder does not read
+    return model
+
+
+@pytest.mark.parametrize("through_methods", [True, False])
+def test_other_methods_keep_what_they_take_and_return(through_methods):
+    model, x, code = autoencoder(through_methods=through_methods), torch.randn(5, 3), torch.randn(5, 4)
+    smaller = checked(model, x)
+    assert smaller.encoder[0].out_features == 6  # inside, everything dead goes
+    torch.testing.assert_close(smaller.encode(x), model.encode(x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(smaller.decode(code), model.decode(code), rtol=1e-9, atol=1e-9)
+
+
+def test_the_methods_can_be_named():
+    model, x, code = autoencoder(), torch.randn(5, 3), torch.randn(5, 4)
+    reports = []
+    smaller = shrink(model, x, methods={"encode": x, "decode": code}, report=reports.append)
+    torch.testing.assert_close(smaller.encode(x), model.encode(x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(smaller.decode(code), model.decode(code), rtol=1e-9, atol=1e-9)
+    assert reports[0].traced == ("forward(tensor[5, 3])", "encode(tensor[5, 3])", "decode(tensor[5, 4])")
+    only_forward = shrink(model, x, methods={}, report=None)
+    assert only_forward.encoder[2].out_features == only_forward.decoder[0].in_features == 2
+    torch.testing.assert_close(only_forward(x), model(x), rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="no method 'embed'"):
+        shrink(model, x, methods={"embed": x})
+
+
+class Features(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x, features=False, scale=None):
+        x = torch.relu(self.a(x))
+        x = x if scale is None else x * scale
+        return x if features else self.b(x)
+
+
+def test_another_path_needs_its_example():
+    model, x = Features(), torch.randn(4, 3)
+    kill(model.a, [0, 1])
+    reports = []
+    assert shrink(model, x, report=reports.append).a.out_features == 4
+    assert reports[0].traced == ("forward(tensor[4, 3])",)
+    both = shrink(model, x, examples=[((x,), {"features": True})], report=reports.append)
+    torch.testing.assert_close(both(x, features=True), model(x, features=True), rtol=1e-9, atol=1e-9)
+    assert reports[1].traced[1] == "forward(tensor[4, 3], features=True)"
+    assert "takes different paths in its calls" in reports[1].left["a"]
+    # Examples on the same path cost nothing.
+    assert shrink(model, x, examples=[x[:2], {"x": x}], report=None).a.out_features == 4
+    # Here the result could not be scaled any more.
+    scale = torch.rand(6)
+    scaled = shrink(model, x, examples=[(x, False, scale)], report=None)
+    torch.testing.assert_close(scaled(x, False, scale), model(x, False, scale), rtol=1e-9, atol=1e-9)
+
+
+def test_a_tensor_that_the_model_keeps():
+    class Keeps(Acts):
+        def forward(self, x):
+            self.last = self.act(self.a(x))
+            return self.b(self.last)
+
+    model, x = Keeps(torch.relu), torch.randn(4, 3)
+    kill(model.a, [0])
+    smaller = checked(model, x)
+    smaller(x), model(x)
+    torch.testing.assert_close(smaller.last, model.last, rtol=1e-9, atol=1e-9)
+
+
+def test_keywords_and_modules_with_odd_arguments():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.child = Acts(torch.relu)
+
+        def forward(self, *, inputs, **options):
+            return {"y": self.child(inputs["x"]) * options.get("scale", 1)}
+
+    model, x = Net(), torch.randn(4, 3)
+    kill(model.child.a, [0])
+    smaller = shrink(model, {"inputs": {"x": x}, "scale": 2})
+    assert smaller.child.a.out_features == 3
+    torch.testing.assert_close(smaller(inputs={"x": x}, scale=3), model(inputs={"x": x}, scale=3))
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+def reasons(model, *args):
+    reports = []
+    smaller = shrink(model, args, report=reports.append)
+    assert (reports[0].before, reports[0].after) == (size(model), size(smaller))
+    assert reports[0].cut == removed(model, smaller)
+    return reports[0].left
+
+
+def test_every_layer_that_keeps_zeros_has_a_reason():
+    class Loops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b(self.a(x)) if x.isfinite().all() else x
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.second = nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4)
+            self.loops, self.lstm, self.twice, self.unused = Loops(), nn.LSTM(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+            self.hooked, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.hooked.register_forward_hook(lambda module, args, output: -output)
+
+        def forward(self, x):
+            x = self.loops(self.second(self.norm(self.first(x))))
+            return self.last(self.hooked(self.twice(self.twice(self.lstm(x)[0]))))
+
+    model = Net()
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.dim() > 1:
+                param[0] = 0
+    around = "the code of Loops around it cannot be traced: symbolically traced variables"
+    assert reasons(model, torch.randn(5, 3)) == {
+        "first": "its outputs reach LayerNorm",
+        "second": "its outputs reach Loops",
+        "loops.a": f"{around} cannot be used as inputs to control flow",
+        "loops.b": f"{around} cannot be used as inputs to control flow",
+        "lstm": "LSTM is not understood",
+        "twice": "is called several times",
+        "unused": "is not called by the examples",
+        "hooked": "has hooks or a forward of its own",
+        "last": "its outputs reach the output of Net",
+    }
+
+
+def test_reasons_of_channels_that_are_kept_for_others():
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 2, 3, padding=1), nn.Conv2d(2, 2, 1))
+    kill(model[0], [0, 1])
+    assert reasons(model, torch.randn(1, 1, 5, 5)) == {"0": "its outputs are the last, or carry the constants of others"}
+    model = ResNet(Basic)
+    kill(model.conv1, [0])
+    assert reasons(model, torch.randn(2, 3, 8, 8)) == {"conv1": "its outputs are those of other layers too"}
+    assert reasons(nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3)) == {}
+
+
+def test_reasons_of_heads():
+    x = torch.randn(3, 2, 8)
+    attention = dead_heads(nn.MultiheadAttention(8, 4), [0], [2])
+    returned = "returns its attention weights, which need all heads"
+    assert reasons(attention, x, x, x) == {"": returned, "out_proj": returned}
+    with torch.no_grad():
+        attention.out_proj.weight[:, 2] = 0  # half a head
+    assert reasons(Attends(attention), x, x, x) == {"attention.out_proj": "loses whole heads only"}
+    extra = dead_heads(nn.MultiheadAttention(8, 4, add_bias_kv=True), [0])
+    assert reasons(Attends(extra), x, x, x) == {"attention.out_proj": "adds keys of its own"}
+
+
+def test_a_long_report_is_shortened(capsys):
+    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(4, 4), nn.LayerNorm(4))))
+    for layer in model[::2]:
+        kill(layer, [0])
+    shrink(model, torch.randn(2, 4))
+    assert capsys.readouterr().out.splitlines() == [
+        f"shrink: {size(model)} -> {size(model)} parameters (0.0% fewer), 0 tensors cut",
+        "traced: forward(tensor[2, 4])",
+        "left with rows or columns of zeros:",
+        "  0, 2 and 3 more: its outputs reach LayerNorm",
+    ]
+    shrink(nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2))
+    assert "no layer holds a whole row or column of zeros" in capsys.readouterr().out
+    shrink(model, torch.randn(2, 4), report=None)
+    assert not capsys.readouterr().out
+    many = ShrinkReport(1, 1, ("forward()",), {}, {str(i): f"reason {i}" for i in range(20)})
+    assert str(many).splitlines()[-1] == "  and 8 layers for 8 other reasons: see .left"
+
+
 # ----------------------------------------------------------------------------------------- random networks
 
 
@@ -812,11 +1116,16 @@ class RandomNet(nn.Module):
         self.layers = nn.ModuleList()
         width = 2
         for kind in kinds:
+            if kind[0] == "grouped" and width % 2:
+                kind = ("conv", 4, 1, False, True)
             if kind[0] == "conv":
                 self.layers.append(nn.Conv2d(width, kind[1], kind[2], padding=kind[2] // 2 * kind[3], bias=kind[4]))
                 width = kind[1]
             elif kind[0] == "norm":
                 self.layers.append(nn.BatchNorm2d(width))
+            elif kind[0] == "grouped":
+                self.layers.append(nn.Conv2d(width, width * kind[1], 3, padding=kind[2], groups=max(1, width // 2)))
+                width *= kind[1]
             elif kind[0] == "depthwise":
                 self.layers.append(nn.Conv2d(width, width, 3, padding=1, groups=width))
             elif kind[0] == "residual":
@@ -836,6 +1145,7 @@ KINDS = st.one_of(
     st.tuples(st.just("conv"), st.integers(1, 5), st.sampled_from([1, 3]), st.booleans(), st.booleans()),
     st.tuples(st.just("norm"), st.booleans()),
     st.tuples(st.just("depthwise")),
+    st.tuples(st.just("grouped"), st.integers(1, 2), st.integers(0, 1)),
     st.tuples(st.just("residual")),
     st.tuples(
         st.just("other"),

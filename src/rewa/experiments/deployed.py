@@ -58,7 +58,7 @@ def deploy(choice: Choice, recipe: Recipe, data: Data, *, rounds: int = 25) -> d
     batches = calibration(data, recipe, choice.run.seed, recipe.batch_size)
     model = cut_at(dense, choice.point.threshold, [inputs for inputs, _ in batches]).eval()
     x = torch.randn(BATCH, *data.example_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    small = shrink(model, x)
+    small = shrink(model, x, report=None)
     with tempfile.TemporaryDirectory() as folder:
         file_bytes = save_packed(small, Path(folder, "model.rewa")).size
     accelerate(small, x, rounds=rounds, verbose=False)
