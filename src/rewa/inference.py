@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import statistics
-import subprocess
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rewa.native import build
+from rewa.native import load
 from rewa.sparsity import count, keeping_modes
 from rewa.zeros import keep_zeros
 
@@ -48,8 +47,8 @@ class _Conv(ctypes.Structure):
 def _library() -> Any:
     """The compiled kernels, or None where there is no compiler."""
     try:
-        library = ctypes.CDLL(str(build(SOURCE)))
-    except (OSError, subprocess.SubprocessError):
+        library = load(SOURCE, symbols=("sparse_linear", "sparse_conv"))
+    except OSError:
         return None
     address, number = ctypes.c_void_p, ctypes.c_int64
     library.sparse_linear.argtypes = [address, number, number, number, *[address] * 5, ctypes.c_int]

@@ -11,6 +11,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.optim.sgd import sgd
 
 from rewa.optim import foreach as lists
+from rewa.optim.fused import Pending, launch
 from rewa.optim.optimizer import (
     LOW_PRECISION,
     Columns,
@@ -18,9 +19,9 @@ from rewa.optim.optimizer import (
     is_identity,
     keeps_y,
     learning_rate,
+    move_x,
     read_y,
     update,
-    write_x,
 )
 from rewa.reparam import adaptive_scale
 
@@ -121,8 +122,10 @@ class ReWASGD(ReWAOptimizer):
         self, group: dict[str, Any], params: list[Any], grads: list[Any], kept: list[Any], buffers: list[Any]
     ) -> bool:
         names = ["momentum_buffer"] if group["momentum"] != 0 else []
+        if group is self.param_groups[0]:  # once per step
+            self._some_keep_y = any(keeps_y(param, other) for other in self.param_groups for param in other["params"])
         # Without momentum there is no state, unless some weight keeps its y: distributed checkpoints want all entries then.
-        stateful = bool(names) or any(keeps_y(param, other) for other in self.param_groups for param in other["params"])
+        stateful = bool(names) or self._some_keep_y
         for param in (param for param in group["params"] if param.grad is not None):
             state = self._new_state(param, group, *names) if stateful else {}
             params.append(param)
@@ -140,6 +143,7 @@ class ReWASGD(ReWAOptimizer):
             closure: Reevaluates the model and returns the loss.
         """
         loss, grad_factor, overflow = self._begin(closure)
+        pending: Pending = {}
         for group in [] if overflow else self.param_groups:
             params: list[Any] = []
             grads: list[Any] = []
@@ -153,7 +157,9 @@ class ReWASGD(ReWAOptimizer):
                 base=_torch_sgd if is_identity(group) else None,
                 single_tensor=_single_tensor,
                 multi_tensor=_multi_tensor,
+                pending=pending,
             )
+        launch(pending)
         return loss
 
 
@@ -188,8 +194,8 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
             buffer.mul_(momentum).add_(d)
             buffer = buffer.clone() if torch.is_grad_enabled() else buffer  # the next step writes over it
             d = d + momentum * buffer if group["nesterov"] else buffer
-        y_new = ((1 - lr * weight_decay) * y if group["decoupled"] else y) - lr * d
-        write_x(x, kept, y, y_new, K)
+        move = -lr * d - (lr * weight_decay) * y if group["decoupled"] else -lr * d
+        move_x(x, kept, y, move, K)
 
 
 def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
@@ -208,6 +214,7 @@ def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -
             torch._foreach_mul_(buffer, momentum)
             torch._foreach_add_(buffer, d)
             d = list(torch._foreach_add(d, buffer, alpha=momentum)) if group["nesterov"] else buffer
-        y_new = list(torch._foreach_mul(y, 1 - lr * weight_decay if group["decoupled"] else 1.0))
-        torch._foreach_sub_(y_new, torch._foreach_mul(d, lr))
-        lists.write_x(x, kept, y, y_new, K)
+        move = list(torch._foreach_mul(d, -lr))
+        if group["decoupled"]:
+            torch._foreach_sub_(move, torch._foreach_mul(y, lr * weight_decay))
+        lists.move_x(x, kept, y, move, K)
