@@ -48,10 +48,10 @@ def test_attached_and_parametrized_adamw_equal_the_reference(K, M, eps):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "default"])
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_K_1_M_0_is_exactly_torch_adamw(amsgrad, implementation, dtype):
-    setting = {"lr": 0.01, "weight_decay": 0.05, "amsgrad": amsgrad, **IMPLEMENTATIONS[implementation]}
+    setting = {"lr": 0.01, "weight_decay": 0.05, "amsgrad": amsgrad, **IMPLEMENTATIONS.get(implementation, {})}
     ours, theirs = race(
         lambda params: rewa.ReWAAdamW(params, K=1, M=0, **setting),
         lambda params: torch.optim.AdamW(params, **setting),

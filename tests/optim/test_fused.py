@@ -227,6 +227,22 @@ def test_the_kernel_is_the_default(no_kernels):
     assert len(list(no_kernels.glob("*.so"))) == 1
 
 
+def test_a_grad_scaler_unscales_for_the_default_itself():
+    """It hands its scale over only to those who asked for fused=True, as with torch's optimizers."""
+    results = []
+    for flags in ({}, {"fused": True}, {"fused": False}):
+        param = nn.Parameter(torch.linspace(0.1, 1, 10))
+        optimizer = rewa.ReWASGD([param], lr=0.1, **flags)
+        assert optimizer._step_supports_amp_scaling is bool(flags.get("fused"))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler.scale(param.square().sum()).backward()
+        scaler.step(optimizer)
+        results.append(param.detach())
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2])
+    assert not torch.equal(results[0], torch.linspace(0.1, 1, 10))
+
+
 def test_no_compiler_runs_where_no_kernel_is_used(no_kernels):
     step_once(fused=False)
     step_once(foreach=True, fused=None)

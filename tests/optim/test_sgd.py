@@ -114,6 +114,16 @@ def test_K_1_M_0_is_exactly_torch_sgd(momenta, implementation, dtype):
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("momenta", MOMENTA[:3])
+def test_K_1_M_0_has_the_bits_of_torch_sgd_by_default(momenta, dtype):
+    setting = {"lr": 0.01, "weight_decay": 0.05, **momenta}
+    ours, theirs = race(
+        lambda params: rewa.ReWASGD(params, K=1, M=0, **setting), lambda params: torch.optim.SGD(params, **setting), dtype=dtype
+    )
+    assert torch.equal(ours, theirs)
+
+
 def test_M_of_K_less_1_is_gradient_descent_on_y():
     # Through autograd the derivative of y^K brings a factor K, which the learning rate takes up.
     x, K, lr = torch.tensor([0.5, -0.3, 0.9]), 5, 0.01
@@ -262,6 +272,17 @@ def test_low_precision_decays_at_the_right_rate(implementation, dtype):
         rates = log_shrinkage(lambda groups: rewa.ReWASGD(groups, **setting), orders, x, [0 * x] * 3, steps=1000, dtype=dtype)
         for K, rate in zip(orders, rates, strict=True):
             np.testing.assert_allclose(rate, 1000 * K * np.log1p(-1e-5), rtol=0.01, err_msg=f"K={K}")
+
+
+def test_attached_sgd_decays_at_the_right_rate():
+    """To the rounding of torch's SGD, which steps y."""
+
+    def make(groups):
+        return rewa.attach(torch.optim.SGD(groups[0]["params"], lr=0.1, weight_decay=1e-4), K=3, M=2)
+
+    x = np.geomspace(1e-6, 1e-1, 101)
+    (rate,) = log_shrinkage(make, (3,), x, [0 * x], steps=1000)
+    np.testing.assert_allclose(rate, 1000 * 3 * np.log1p(-1e-5), rtol=0.01)
 
 
 def test_the_compiled_step_decays_at_the_right_rate():

@@ -52,13 +52,15 @@ class ReWAAdamW(ReWAOptimizer):
         eps: Stabilizer :math:`\varepsilon`, compared with :math:`|y|^{K-1}`.
         amsgrad: Use the maximum of the second average.
         maximize: Ascend instead.
-        foreach: Use torch's list kernels (the default on CUDA).
-        fused: Use one kernel for the whole step, on CPUs; see :class:`rewa.ReWASGD`.
+        foreach: Use torch's list kernels (the default on CUDA). ``False`` alone asks for the loop.
+        fused: Use one kernel for the whole step of all groups, on CPUs (the default there); see :class:`rewa.ReWASGD`.
         differentiable: Let autograd through the step. The weights must not be zero.
         capturable: Keep the step count on the device and read nothing back, for CUDA graphs.
 
     Note:
         The paper's Algorithm 2 also puts the learning rate into the gradient it hands over; Adam cancels that factor.
+        How exact the decay is in float32 says :class:`rewa.ReWASGD`. A denominator of zero (``adam_eps=0`` and no gradient so
+        far) moves nothing.
 
     Example:
         >>> model = torch.nn.Linear(20, 1)

@@ -61,7 +61,7 @@ def take(group: dict[str, Any], columns: dict[str, list[Any]], grad_factor: floa
             if tensor is not None:
                 pointers[slot] = tensor.data_ptr()
         pending.setdefault(settings[dtype], []).append((tensors, (*pointers, *numbers[step])))
-    return {name: [column[index] for index in left] for name, column in columns.items()}
+    return {name: [column[index] for index in left] if left else [] for name, column in columns.items()}
 
 
 def launch(pending: Pending) -> None:
@@ -82,39 +82,42 @@ def launch(pending: Pending) -> None:
         torch.autograd.graph.increment_version([tensors[0] for tensors, _ in rows])
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a kernel may read the tensor through its address.
+def one_block(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a kernel may read the tensors through their addresses, element by element alike; None counts as such.
 
     A subclass may hold its numbers elsewhere, and a negative view holds them with the other sign.
     """
-    return type(tensor) in PLAIN and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_neg()
-
-
-def one_layout(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether the tensors are dense blocks of memory with their elements in the same order; None counts as such."""
     x = tensors[0]
-    assert x is not None
+    if x is None or x.layout is not torch.strided:
+        return False
     if not (x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))):
         return False
     stride, shape = x.stride(), x.shape
-    return all(tensor is None or (tensor.stride() == stride and tensor.shape == shape) for tensor in tensors)
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_neg():
+            return False
+        if tensor.stride() != stride or tensor.shape != shape:
+            return False
+    return True
 
 
 def fits(names: Sequence[str], tensors: Sequence[Tensor | None]) -> bool:
     """Whether the kernel may work on a weight, its gradient and its state: it trusts addresses, dtypes and layouts."""
-    x = tensors[0]
-    if x is None or x.dtype not in STORAGE:
+    dtype = None if tensors[0] is None else tensors[0].dtype
+    if dtype is None or dtype not in STORAGE:
         return False
-    low = STORAGE[x.dtype][1] != 0
-    wide = torch.float32 if low else x.dtype
+    low = STORAGE[dtype][1] != 0
+    wide = torch.float32 if low else dtype
     kept = False
     for name, tensor in zip(names, tensors, strict=True):
         if tensor is None:
             continue
         kept = kept or name == "y"
-        if tensor.dtype != (x.dtype if name in ("x", "grad") else wide) or not is_plain(tensor):
+        if tensor.dtype is not (dtype if name in ("x", "grad") else wide):
             return False
-    return kept == low and one_layout(tensors)
+    return kept == low and one_block(tensors)
 
 
 def _setting(group: dict[str, Any], dtype: torch.dtype) -> Setting:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
 
-from rewa.optim.fused import PLAIN, Pending, is_plain, one_layout, take
+from rewa.optim.fused import PLAIN, Pending, one_block, take
 from rewa.reparam import check_exponents, flush_subnormal, moved, step_size, to_x, to_y
 
 BLOCK = 1 << 16  # large enough for torch to use its threads, small enough for their caches
@@ -270,7 +270,8 @@ def update(
     foreach, fused = group["foreach"], group["fused"]
     eager = not (group["differentiable"] or torch.compiler.is_compiling())
     if foreach is None and fused is None:
-        _, foreach = _default_to_fused_or_foreach(columns["x"], group["differentiable"], use_fused=False)
+        if not all(x.is_cpu for x in columns["x"]):
+            _, foreach = _default_to_fused_or_foreach(columns["x"], group["differentiable"], use_fused=False)
         fused = eager and not foreach
     if base is not None:
         if grad_factor != 1:
@@ -298,9 +299,7 @@ def update(
 def _suits_torch(columns: Columns) -> bool:
     """Whether torch's own fused CPU kernels are right here: they take the memory in order, whatever the strides say."""
     rows = zip(*(column for name, column in columns.items() if name not in ("y", "step")), strict=True)
-    return all(
-        one_layout(row) and all(is_plain(t) and t.is_floating_point() and t.dtype == row[0].dtype for t in row) for row in rows
-    )
+    return all(row[0].is_floating_point() and one_block(row) and len({t.dtype for t in row}) == 1 for row in rows)
 
 
 def in_blocks(columns: Columns) -> Columns:
