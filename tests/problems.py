@@ -34,6 +34,31 @@ def run(make: Callable[[list[Tensor]], torch.optim.Optimizer], x: np.ndarray, gr
     return param.detach().numpy()
 
 
+def log_shrinkage(
+    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+    orders: tuple[float, ...],
+    x: np.ndarray,
+    grads: list[np.ndarray],
+    *,
+    steps: int,
+    dtype: torch.dtype = torch.float32,
+) -> list[np.ndarray]:
+    """Logarithm of how much each weight has shrunk after the steps, one group and one constant gradient for each order K."""
+    params = [nn.Parameter(torch.tensor(x, dtype=dtype)) for _ in orders]
+    starts = [param.detach().double() for param in params]
+    optimizer = make([{"params": [param], "K": K} for param, K in zip(params, orders, strict=True)])
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = torch.tensor(grad, dtype=dtype)
+    for _ in range(steps):
+        optimizer.step()
+    results = []
+    for param, start, K in zip(params, starts, orders, strict=True):
+        y = optimizer.state.get(param, {}).get("y")  # holds what low precision cannot
+        end = param.detach().double() if y is None else y.double().sign() * y.double().abs() ** K
+        results.append((end / start).log().numpy())
+    return results
+
+
 def race(*makes: Callable[[list[Tensor]], torch.optim.Optimizer], dtype: torch.dtype) -> list[Tensor]:
     """The weights after twenty steps of each optimizer from one start, with the same gradients for all."""
     params = [nn.Parameter(torch.linspace(-1, 1, 30, dtype=dtype)) for _ in makes]

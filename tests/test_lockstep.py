@@ -399,7 +399,7 @@ def test_bad_calls_are_refused(change, words):
 
 def test_without_a_compiler_it_says_so_and_goes_on(monkeypatch):
     X, y, _ = data()
-    monkeypatch.setattr(lockstep, "build", lambda *_: (_ for _ in ()).throw(FileNotFoundError("no C++ compiler was found.")))
+    monkeypatch.setattr(lockstep, "load", lambda *_: (_ for _ in ()).throw(FileNotFoundError("no C++ compiler was found.")))
     lockstep._library.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match="no C\\+\\+ compiler was found"):

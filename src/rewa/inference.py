@@ -11,7 +11,6 @@ import copyreg
 import ctypes
 import functools
 import statistics
-import subprocess
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -27,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from rewa.example import Example, difference, named_tensors
-from rewa.native import build
+from rewa.native import load
 from rewa.sparsity import count, keeping_modes
 from rewa.zeros import keep_zeros
 
@@ -57,8 +56,8 @@ class _Conv(ctypes.Structure):
 def _library() -> Any:
     """The compiled kernels, or None where there is no compiler."""
     try:
-        library = ctypes.CDLL(str(build(SOURCE)))
-    except (OSError, subprocess.SubprocessError):
+        library = load(SOURCE, symbols=("sparse_linear", "sparse_conv"))
+    except OSError:
         return None
     address, number = ctypes.c_void_p, ctypes.c_int64
     library.sparse_linear.argtypes = [address, number, number, number, *[address] * 5, ctypes.c_int]

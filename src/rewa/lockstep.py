@@ -27,7 +27,6 @@ import ctypes
 import functools
 import itertools
 import math
-import subprocess
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -40,7 +39,7 @@ import torch
 from torch import Tensor, nn
 
 from rewa.forms import Pair
-from rewa.native import build
+from rewa.native import load
 from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, power, to_x, to_y
 from rewa.schedules import learning_rates
 
@@ -574,11 +573,10 @@ def _steps_kernel(block: _Block, order: Tensor, batch: int, rates: Tensor) -> No
 def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
     """The compiled kernel, or None, with a warning, where it cannot be had."""
     try:
-        library = ctypes.CDLL(str(build(SOURCE, (f"-DREAL={'float' if dtype == torch.float32 else 'double'}",))))
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = (getattr(error, "stderr", None) or str(error)).strip()[:500]
+        library = load(SOURCE, (f"-DREAL={'float' if dtype == torch.float32 else 'double'}",), ("steps",))
+    except OSError as error:
         warnings.warn(
-            f"the kernel of rewa.lockstep could not be compiled, slower steps in torch are used instead: {reason}\n"
+            f"the kernel of rewa.lockstep could not be compiled, slower steps in torch are used instead: {error}\n"
             "Install a C++ compiler (g++ or clang++, or name one in CXX), or pass kernel=False to silence this.",
             RuntimeWarning,
             stacklevel=3,

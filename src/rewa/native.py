@@ -2,10 +2,14 @@
 
 They have a plain C interface and are called through ctypes: without torch's headers a kernel compiles in a third of a second
 and needs only a C++ compiler. OpenMP's threads are torch's own, since both load the one library.
+
+A kept library is code that runs in this process. Its name holds the digest of its content, and only a regular file with that
+content which nobody else can write to is loaded. Anything else is deleted and compiled again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -13,49 +17,89 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["build"]
+__all__ = ["load"]
 
 
-def build(source: Path, macros: tuple[str, ...] = ()) -> Path:
-    """Compile a C++ file with these macros unless that was done before; return the library's path.
+def load(source: Path, macros: tuple[str, ...] = (), symbols: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Load a C++ file as a library, from disk if it was compiled before with these macros, else compiled now.
 
     Args:
         source: The file; its functions have a C interface.
         macros: Such as ``"-DK=9"``.
+        symbols: Functions that the library must have.
 
     Raises:
-        OSError: If there is no compiler, or no place to write to.
-        subprocess.SubprocessError: If the compiler fails; ``stderr`` holds what it said.
+        OSError: If it is not on disk and cannot be compiled: no compiler, no place to write to, or what the compiler said.
     """
-    compiler = shlex.split(os.environ.get("CXX", "")) or list(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))[:1]
-    if not compiler:
-        raise FileNotFoundError("no C++ compiler was found.")
     flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-march=native"]
     if platform.machine() in ("x86_64", "AMD64"):
         flags.append("-mprefer-vector-width=512")
-    key = hashlib.sha256(repr((source.read_bytes(), compiler, flags, macros, _processor())).encode()).hexdigest()[:24]
-    target = _cache() / f"{source.stem}-{key}.so"
-    if target.exists():
-        return target
-    # Threads and vectorized pow are worth having but not everywhere to be had; the last try is plain C++.
+    # The compiler itself is no part of the key: what is on disk serves where there is none.
+    wanted = (source.read_bytes(), os.environ.get("CXX", ""), flags, macros, _processor())
+    stem = f"{source.stem}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:24]}"
+    for kept in sorted(_cache().glob(f"{stem}-*.so")):
+        try:
+            _verify(kept)
+            return _open(kept, symbols)
+        except OSError:
+            with contextlib.suppress(OSError):
+                kept.unlink()
+    return _compile([*flags, *macros, str(source)], stem, symbols)
+
+
+def _compile(arguments: list[str], stem: str, symbols: Sequence[str]) -> ctypes.CDLL:
+    """Compile into the cache and load; the file appears there whole or not at all."""
+    compiler = shlex.split(os.environ.get("CXX", "")) or list(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))[:1]
+    if not compiler:
+        raise FileNotFoundError("no C++ compiler was found")
+    # Threads and vectorized pow are worth having but not available everywhere; the last try is plain C++.
     for extras in (["-fopenmp", "-DVECTOR_POW", "-lmvec"], ["-fopenmp"], []):
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        with tempfile.TemporaryDirectory(dir=_cache()) as scratch:
             output = Path(scratch, "kernel.so")
-            command = [*compiler, *flags, *macros, str(source), "-o", str(output), *extras]
             try:
+                command = [*compiler, *arguments, "-o", str(output), *extras]
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-                ctypes.CDLL(str(output))
-            except (OSError, subprocess.SubprocessError):
+                output.chmod(0o500)  # whatever the umask
+                loaded = _open(output, symbols)
+                output.replace(_cache() / f"{stem}-{_digest(output.read_bytes())}.so")
+                return loaded
+            except (OSError, subprocess.SubprocessError) as error:
                 if not extras:
-                    raise
-                continue
-            output.replace(target)
-            break
-    return target
+                    lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or ["failed"]
+                    said = next((line for line in lines if "error" in line), lines[0])
+                    raise OSError(f"{' '.join(compiler)}: {said.strip()[:300]}") from error
+    raise AssertionError  # the last try returned or raised
+
+
+def _open(library: Path, symbols: Sequence[str]) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(library))
+    if missing := [symbol for symbol in symbols if not hasattr(loaded, symbol)]:
+        raise OSError(f"{library} has no {', '.join(missing)}")
+    return loaded
+
+
+def _verify(library: Path) -> None:
+    """Raise ``OSError`` unless the file is what was written here: loading half of a library would end the process."""
+    status = library.lstat()
+    if not (stat.S_ISREG(status.st_mode) and _is_private(status)):
+        raise PermissionError(f"{library} is a link, or others can write to it")
+    if _digest(library.read_bytes()) != library.stem.rpartition("-")[2]:
+        raise OSError(f"{library} is damaged")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Whether a file or directory is this user's and nobody else can write to it."""
+    return not status.st_mode & 0o022 and (not hasattr(os, "getuid") or status.st_uid == os.getuid())
 
 
 def _processor() -> str:
@@ -70,14 +114,12 @@ def _processor() -> str:
 @functools.lru_cache(maxsize=1)
 def _cache() -> Path:
     """A directory for compiled kernels that only this user can write to: what lies in it is run."""
-    base = os.environ.get("REWA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rewa")
     try:
-        path = Path(base)
+        path = Path(os.environ.get("REWA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rewa"))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
-        if os.access(path, os.W_OK) and not (status.st_mode & 0o022) and status.st_uid == os.getuid():
+        if os.access(path, os.W_OK) and _is_private(path.stat()):
             return path
-    except OSError:
+    except (OSError, RuntimeError):
         pass  # no home or a read-only one: compile for this process only
     private = tempfile.TemporaryDirectory(prefix="rewa-")
     _keep_alive.append(private)

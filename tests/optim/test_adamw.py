@@ -8,7 +8,7 @@ import torch
 
 import reference
 import rewa
-from problems import IMPLEMENTATIONS, race, random_problem, run, run_parametrized
+from problems import IMPLEMENTATIONS, log_shrinkage, race, random_problem, run, run_parametrized
 
 EXPONENTS = [(9, 2, 0.0), (3, 2, 1e-3), (2, 1, 0.0), (5, 0, 0.0), (1, 0, 0.0), (2.5, 0.5, 0.0), (7, 1.5, 1e-5)]
 VARIANTS = [{}, {"amsgrad": True}, {"betas": (0.5, 0.9), "adam_eps": 1e-3}]
@@ -22,7 +22,7 @@ DECAYS = [0.0, 0.1]
 )
 def test_100_steps_equal_the_reference(K, M, eps, implementation):
     x, grads = random_problem(100)
-    flags = IMPLEMENTATIONS.get(implementation, {"capturable": True})
+    flags = IMPLEMENTATIONS.get(implementation, {"capturable": True, "fused": False})
     for variant, weight_decay in itertools.product(VARIANTS, DECAYS):
         setting = {"lr": 0.002, "K": K, "M": M, "eps": eps, "weight_decay": weight_decay, **variant}
         result = run(lambda params: rewa.ReWAAdamW(params, **setting, **flags), x, grads)
@@ -48,10 +48,10 @@ def test_attached_and_parametrized_adamw_equal_the_reference(K, M, eps):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "default"])
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_K_1_M_0_is_exactly_torch_adamw(amsgrad, implementation, dtype):
-    setting = {"lr": 0.01, "weight_decay": 0.05, "amsgrad": amsgrad, **IMPLEMENTATIONS[implementation]}
+    setting = {"lr": 0.01, "weight_decay": 0.05, "amsgrad": amsgrad, **IMPLEMENTATIONS.get(implementation, {})}
     ours, theirs = race(
         lambda params: rewa.ReWAAdamW(params, K=1, M=0, **setting),
         lambda params: torch.optim.AdamW(params, **setting),
@@ -70,6 +70,27 @@ def test_adam_cancels_a_scale_that_does_not_change():
         optimizer.step()
         moves.append(param.detach())
     torch.testing.assert_close(*moves, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_float32_decays_at_the_right_rate(amsgrad, implementation):
+    x, orders = np.geomspace(1e-6, 1e-1, 101), (2, 3, 4, 5, 9, 2.5)
+    setting = {"lr": 1e-3, "weight_decay": 1e-2, "amsgrad": amsgrad, **IMPLEMENTATIONS[implementation]}
+    rates = log_shrinkage(lambda groups: rewa.ReWAAdamW(groups, **setting), orders, x, [np.zeros_like(x)] * 6, steps=1000)
+    for K, rate in zip(orders, rates, strict=True):
+        np.testing.assert_allclose(rate, 1000 * K * np.log1p(-1e-5), rtol=0.01, err_msg=f"K={K}")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_stabilizer_that_rounds_to_zero_leaves_zeros_alone(implementation):
+    for eps in ({"eps": 1e-46}, {"adam_eps": 0.0}, {"adam_eps": 1e-46}):
+        param = torch.nn.Parameter(torch.tensor([0.0, 0.5], dtype=torch.float32))
+        optimizer = rewa.ReWAAdamW([param], lr=0.01, K=3, **eps, **IMPLEMENTATIONS[implementation])
+        param.grad = torch.ones(2, dtype=torch.float32)
+        optimizer.step()
+        assert param[0] == 0
+        assert param[1] < 0.5
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import sys
 import warnings
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_many_tensors_of_all_sizes_at_once(threads):
     torch.set_num_threads(threads)
     sizes = [1, 2, 15, 16, 17, 8191, 8192, 8193, 30_000, 3]
     loop, kernel = ([nn.Parameter(torch.linspace(-1, 1, size + 1)[:-1].clone()) for size in sizes] for _ in range(2))
-    optimizers = rewa.ReWASGD(loop, lr=0.1, momentum=0.9), rewa.ReWASGD(kernel, lr=0.1, momentum=0.9, fused=True)
+    optimizers = rewa.ReWASGD(loop, lr=0.1, momentum=0.9, fused=False), rewa.ReWASGD(kernel, lr=0.1, momentum=0.9, fused=True)
     for _ in range(3):
         for a, b in zip(loop, kernel, strict=True):
             a.grad = torch.randn_like(a)
@@ -97,7 +98,9 @@ def test_low_precision_needs_its_float32_copy():
     assert (param < torch.linspace(-1, 1, 10)).all()
     del optimizer.state[param]["y"]
     kept = {"x": [param.detach()], "grad": [param.grad], "buffer": [optimizer.state[param]["momentum_buffer"]]}
-    assert fused.fused_step(optimizer.param_groups[0], kept, 1.0) == kept
+    pending = {}
+    assert fused.take(optimizer.param_groups[0], kept, 1.0, pending) == kept
+    assert not pending
 
 
 def test_a_replaced_weight_is_not_stepped_with_the_old_state():
@@ -133,9 +136,10 @@ def test_gradients_whose_memory_is_not_their_value():
     class Wrapped(torch.Tensor):
         pass
 
-    row = {"x": torch.ones(3), "grad": torch.ones(3).as_subclass(Wrapped)}
-    assert not fused._fits(row)
-    assert not fused._fits({"x": torch.ones(3).to(torch.float8_e4m3fn), "grad": torch.ones(3).to(torch.float8_e4m3fn)})
+    x, coarse = torch.ones(3), torch.ones(3).to(torch.float8_e4m3fn)
+    assert fused.fits(["x", "grad"], [x, x])
+    assert not fused.fits(["x", "grad"], [x, torch.ones(3).as_subclass(Wrapped)])
+    assert not fused.fits(["x", "grad"], [coarse, coarse])
 
 
 def test_a_compiler_with_arguments(no_kernels, monkeypatch):
@@ -178,7 +182,7 @@ def test_without_a_compiler_one_warning_and_the_loop(no_kernels, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.warns(RuntimeWarning, match=r"could not be compiled.*no C\+\+ compiler was found"):
-        result = step_once()
+        result = step_once(fused=None)
     step_once(K=3)  # another setting, no second warning (it would be an error here)
     assert torch.equal(result, step_once(fused=False))
 
@@ -218,10 +222,68 @@ def test_an_unwritable_place_for_the_cache_does_not_matter(no_kernels, monkeypat
     assert Path(no_kernels).is_file()
 
 
-def test_no_compiler_runs_unless_fused_is_asked_for(no_kernels):
-    step_once(fused=None)
-    step_once(fused=False, foreach=True)
+def test_the_kernel_is_the_default(no_kernels):
+    assert torch.equal(step_once(fused=None), step_once(fused=True))
+    assert len(list(no_kernels.glob("*.so"))) == 1
+
+
+def test_a_grad_scaler_unscales_for_the_default_itself():
+    """It hands its scale over only to those who asked for fused=True, as with torch's optimizers."""
+    results = []
+    for flags in ({}, {"fused": True}, {"fused": False}):
+        param = nn.Parameter(torch.linspace(0.1, 1, 10))
+        optimizer = rewa.ReWASGD([param], lr=0.1, **flags)
+        assert optimizer._step_supports_amp_scaling is bool(flags.get("fused"))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler.scale(param.square().sum()).backward()
+        scaler.step(optimizer)
+        results.append(param.detach())
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2])
+    assert not torch.equal(results[0], torch.linspace(0.1, 1, 10))
+
+
+def test_no_compiler_runs_where_no_kernel_is_used(no_kernels):
+    step_once(fused=False)
+    step_once(foreach=True, fused=None)
+    step_once(foreach=False, fused=None)
+    weight = torch.ones(3, requires_grad=True)
+    copied = weight.clone()
+    copied.grad = torch.ones(3)
+    rewa.ReWASGD([copied], differentiable=True).step()
+    assert torch.autograd.grad(copied.sum(), weight)[0].isfinite().all()
+    param = nn.Parameter(torch.ones(3, device="meta"))
+    param.grad = torch.ones(3, device="meta")
+    for K, M in ((9, 2), (1, 0)):
+        rewa.ReWASGD([param], K=K, M=M).step()
+        rewa.ReWAAdamW([param], K=K, M=M).step()
     assert not no_kernels.exists()
+
+
+@pytest.mark.parametrize("make", [rewa.ReWASGD, rewa.ReWAAdamW])
+def test_one_launch_steps_all_groups_that_share_a_kernel(make, monkeypatch):
+    """Groups that differ in numbers only, each as if it were alone."""
+    numbers = [{"lr": 0.1 * index, "weight_decay": 0.01 * index, "K": 2.5 + index} for index in range(1, 5)]
+    if make is rewa.ReWASGD:
+        numbers = [{**number, "match": 0.1 * index} for index, number in enumerate(numbers, 1)]
+    together, alone = ([nn.Parameter(torch.linspace(-1, 1, 10)) for _ in numbers] for _ in range(2))
+    optimizer = make([{"params": [param], **number} for param, number in zip(together, numbers, strict=True)])
+    singles = [make([param], **number) for param, number in zip(alone, numbers, strict=True)]
+    launched = []
+    launch = fused.launch
+    monkeypatch.setattr(
+        sys.modules[make.__module__], "launch", lambda pending: (launched.append(len(pending)), launch(pending))
+    )
+    for _ in range(3):
+        for param in (*together, *alone):
+            param.grad = torch.linspace(1, 2, 10)
+        optimizer.step()
+    assert launched == [1] * 3
+    for _ in range(3):
+        for single in singles:
+            single.step()
+    for a, b in zip(together, alone, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_other_devices_are_refused():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import reference
 import rewa
-from problems import IMPLEMENTATIONS, race, random_problem, run, run_parametrized
+from problems import IMPLEMENTATIONS, log_shrinkage, race, random_problem, run, run_parametrized
 
 EXPONENTS = [
     (9, 2, 0.0),
@@ -110,6 +110,16 @@ def test_K_1_M_0_is_exactly_torch_sgd(momenta, implementation, dtype):
         lambda params: rewa.ReWASGD(params, K=1, M=0, **setting),
         lambda params: torch.optim.SGD(params, **torch_setting),
         dtype=dtype,
+    )
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("momenta", MOMENTA[:3])
+def test_K_1_M_0_has_the_bits_of_torch_sgd_by_default(momenta, dtype):
+    setting = {"lr": 0.01, "weight_decay": 0.05, **momenta}
+    ours, theirs = race(
+        lambda params: rewa.ReWASGD(params, K=1, M=0, **setting), lambda params: torch.optim.SGD(params, **setting), dtype=dtype
     )
     assert torch.equal(ours, theirs)
 
@@ -215,6 +225,87 @@ def test_float32_stays_near_float64_over_many_steps(implementation):
             optimizer.step()
         results.append(param.detach().double())
     torch.testing.assert_close(results[1], results[0], rtol=2e-3, atol=1e-9)
+
+
+ORDERS = (2, 3, 4, 5, 9, 2.5)
+MAGNITUDES = np.geomspace(1e-6, 1e-1, 101) * (-1.0) ** np.arange(101)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("push", [0.0, -0.5], ids=["no gradient", "tiny gradient"])
+@pytest.mark.parametrize("momenta", [{}, {"momentum": 0.9}, {"decoupled": True}, {"momentum": 0.9, "decoupled": True}], ids=str)
+def test_float32_decays_at_the_right_rate(momenta, push, implementation):
+    """Within 1 % for each weight, where a step changes it by two hundred ulps and y by a hundred."""
+    setting = {"lr": 0.1, "M": 2, "eps": 0.0, "weight_decay": 1e-4, **momenta}
+    x = MAGNITUDES.astype(np.float32).astype(np.float64)
+    roots = [reference.to_y(x, K) for K in ORDERS]
+    grads = [
+        (push * setting["weight_decay"] / y).astype(np.float32).astype(np.float64) for y in roots
+    ]  # |y|^2 g is half the decay
+    flags = IMPLEMENTATIONS[implementation]
+    actual = log_shrinkage(lambda groups: rewa.ReWASGD(groups, **setting, **flags), ORDERS, x, grads, steps=1000)
+    for K, grad, rate in zip(ORDERS, grads, actual, strict=True):
+        expected = np.log(reference.algorithm_1(x, [grad] * 1000, K=K, **setting) / x)
+        np.testing.assert_allclose(rate, expected, rtol=0.01, err_msg=f"K={K}")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_decay_of_the_defaults_over_10_000_steps(implementation):
+    """lr * weight_decay is 1e-7, a step 8 to 15 ulps: as exact as float32 can be if every step is rounded once."""
+    x = np.geomspace(1e-6, 1e-1, 1001).astype(np.float32)
+    (rate,) = log_shrinkage(
+        lambda groups: rewa.ReWASGD(groups, **IMPLEMENTATIONS[implementation]), (9,), x, [0 * x], steps=10_000
+    )
+    ideal = x
+    for _ in range(10_000):
+        ideal = (ideal.astype(np.float64) * (1 - 1e-7) ** 9).astype(np.float32)
+    np.testing.assert_allclose(rate, np.log(ideal.astype(np.float64) / x), rtol=2e-3)
+    assert rate.mean() == pytest.approx(9 * 10_000 * np.log1p(-1e-7), rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_low_precision_decays_at_the_right_rate(implementation, dtype):
+    x, orders = np.geomspace(1e-3, 1e-1, 101), (3, 9, 2.5)
+    for decoupled in (False, True):
+        setting = {"lr": 0.1, "weight_decay": 1e-4, "decoupled": decoupled, **IMPLEMENTATIONS[implementation]}
+        rates = log_shrinkage(lambda groups: rewa.ReWASGD(groups, **setting), orders, x, [0 * x] * 3, steps=1000, dtype=dtype)
+        for K, rate in zip(orders, rates, strict=True):
+            np.testing.assert_allclose(rate, 1000 * K * np.log1p(-1e-5), rtol=0.01, err_msg=f"K={K}")
+
+
+def test_attached_sgd_decays_at_the_right_rate():
+    """To the rounding of torch's SGD, which steps y."""
+
+    def make(groups):
+        return rewa.attach(torch.optim.SGD(groups[0]["params"], lr=0.1, weight_decay=1e-4), K=3, M=2)
+
+    x = np.geomspace(1e-6, 1e-1, 101)
+    (rate,) = log_shrinkage(make, (3,), x, [0 * x], steps=1000)
+    np.testing.assert_allclose(rate, 1000 * 3 * np.log1p(-1e-5), rtol=0.01)
+
+
+def test_the_compiled_step_decays_at_the_right_rate():
+    def make(groups):
+        optimizer = rewa.ReWASGD(groups, lr=0.1, weight_decay=1e-4)
+        optimizer.step = torch.compile(optimizer.step)
+        return optimizer
+
+    x = np.geomspace(1e-6, 1e-1, 101)
+    (rate,) = log_shrinkage(make, (3,), x, [0 * x], steps=1000)
+    np.testing.assert_allclose(rate, 1000 * 3 * np.log1p(-1e-5), rtol=0.01)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_an_eps_that_rounds_to_zero_leaves_zeros_alone(dtype, implementation):
+    eps = 1e-46 if dtype != torch.float64 else 1e-324
+    param = torch.nn.Parameter(torch.tensor([0.0, 0.5, -0.5], dtype=dtype))
+    optimizer = rewa.ReWASGD([param], lr=0.1, K=3, M=2, eps=eps, **IMPLEMENTATIONS[implementation])
+    param.grad = torch.ones(3, dtype=dtype)
+    optimizer.step()
+    assert param[0] == 0
+    assert (param[1:] < torch.tensor([0.5, -0.5], dtype=dtype)).all()
 
 
 @pytest.mark.parametrize(

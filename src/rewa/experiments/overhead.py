@@ -38,7 +38,7 @@ def _sgd(model: nn.Module, lr: float, lam: float) -> Optimizer:
 
 
 def _rewa(model: nn.Module, lr: float, lam: float) -> Optimizer:
-    return rewa.ReWASGD(rewa.param_groups(model, K=9, M=5, weight_decay=lam), lr=lr)
+    return rewa.ReWASGD(rewa.param_groups(model, K=9, M=5, weight_decay=lam), lr=lr, fused=False)
 
 
 def _rewa_fused(model: nn.Module, lr: float, lam: float) -> Optimizer:

@@ -13,6 +13,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from rewa.optim import foreach as lists
+from rewa.optim.fused import Pending, launch
 from rewa.optim.optimizer import (
     Columns,
     ReWAOptimizer,
@@ -20,10 +21,10 @@ from rewa.optim.optimizer import (
     is_identity,
     labels,
     learning_rate,
+    move_x,
     read_y,
     uncompiled_step,
     update,
-    write_x,
 )
 from rewa.reparam import adaptive_scale
 from rewa.theory import adamw_bound
@@ -60,13 +61,15 @@ class ReWAAdamW(ReWAOptimizer):
         eps: Stabilizer :math:`\varepsilon`, compared with :math:`|y|^{K-1}`; 0 unless given. **Not Adam's.**
         amsgrad: Use the maximum of the second average.
         maximize: Ascend instead.
-        foreach: Use torch's list kernels (the default on CUDA).
-        fused: Use one kernel for the whole step, on CPUs; see :class:`rewa.ReWASGD`.
+        foreach: Use torch's list kernels (the default on CUDA). ``False`` alone asks for the loop.
+        fused: Use one kernel for the whole step of all groups, on CPUs (the default there); see :class:`rewa.ReWASGD`.
         differentiable: Let autograd through the step. The weights must not be zero.
         capturable: Keep the step count on the device and read nothing back, for CUDA graphs.
 
     Note:
         The paper's Algorithm 2 also puts the learning rate into the gradient it hands over; Adam cancels that factor.
+        How exact the decay is in float32 says :class:`rewa.ReWASGD`. A denominator of zero (``adam_eps=0`` and no gradient so
+        far) moves nothing.
 
     Example:
         >>> model = torch.nn.Linear(20, 1)
@@ -193,6 +196,7 @@ class ReWAAdamW(ReWAOptimizer):
         if torch.compiler.is_compiling() and self.anneals:
             return uncompiled_step(self, closure)
         loss, grad_factor, overflow = self._begin(closure)
+        pending: Pending = {}
         for group in [] if overflow else self.param_groups:
             params: list[Any] = []
             grads: list[Any] = []
@@ -212,7 +216,16 @@ class ReWAAdamW(ReWAOptimizer):
                 "step": steps,
             }
             base = _torch_adamw if is_identity(group) else None
-            update(group, columns, grad_factor, base=base, single_tensor=_single_tensor, multi_tensor=_multi_tensor)
+            update(
+                group,
+                columns,
+                grad_factor,
+                base=base,
+                single_tensor=_single_tensor,
+                multi_tensor=_multi_tensor,
+                pending=pending,
+            )
+        launch(pending)
         return loss
 
 
@@ -263,9 +276,9 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
             largest = columns["max_exp_avg_sq"][index]
             second = torch.maximum(largest.clone() if torch.is_grad_enabled() else largest, exp_avg_sq)
             largest.copy_(second)
-        denominator = second.sqrt() / (1 - beta2**t) ** 0.5 + adam_eps
-        y_new = (1 - lr * weight_decay) * y - (lr / (1 - beta1**t)) * (exp_avg / denominator)
-        write_x(x, kept, y, y_new, K)
+        denominator = (second.sqrt() / (1 - beta2**t) ** 0.5 + adam_eps).clamp(min=torch.finfo(y.dtype).tiny)
+        move = -(lr * weight_decay) * y - (lr / (1 - beta1**t)) * (exp_avg / denominator)
+        move_x(x, kept, y, move, K)
 
 
 def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -> None:
@@ -289,8 +302,8 @@ def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -
         denominator = torch._foreach_sqrt(second)
         torch._foreach_div_(denominator, [(1 - beta2**t) ** 0.5 for t in counts])
         torch._foreach_add_(denominator, adam_eps)
-        move = torch._foreach_div(exp_avg, denominator)
-        torch._foreach_mul_(move, [lr / (1 - beta1**t) for t in counts])
-        y_new = list(torch._foreach_mul(y, 1 - lr * weight_decay))
-        torch._foreach_sub_(y_new, move)
-        lists.write_x(x, kept, y, y_new, K)
+        torch._foreach_clamp_min_(denominator, torch.finfo(y[0].dtype).tiny)
+        move = list(torch._foreach_div(exp_avg, denominator))
+        torch._foreach_mul_(move, [-lr / (1 - beta1**t) for t in counts])
+        torch._foreach_sub_(move, torch._foreach_mul(y, lr * weight_decay))
+        lists.move_x(x, kept, y, move, K)

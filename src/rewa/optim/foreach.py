@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rewa.reparam import LARGEST_PRODUCT
+from rewa.reparam import LARGEST_PRODUCT, small_move
 
 TensorList = list[Tensor]
 Columns = dict[str, list[Any]]  # as in optimizer.py
@@ -41,12 +41,35 @@ def to_x(y: TensorList, K: float) -> TensorList:
     """:func:`rewa.reparam.to_x` followed by :func:`rewa.reparam.flush_subnormal`, on a list."""
     x = power(list(torch._foreach_abs(y)), K - 1)
     torch._foreach_mul_(x, y)
-    keep = list(torch._foreach_abs(x))
-    torch._foreach_sub_(keep, torch.finfo(x[0].dtype).tiny)
-    torch._foreach_sign_(keep)
-    torch._foreach_clamp_min_(keep, 0.0)
-    torch._foreach_mul_(x, keep)
+    return flush(x)
+
+
+def flush(x: TensorList) -> TensorList:
+    """:func:`rewa.reparam.flush_subnormal` on a list, in place."""
+    torch._foreach_mul_(x, above(list(torch._foreach_abs(x)), torch.finfo(x[0].dtype).tiny))
     return x
+
+
+def above(a: TensorList, threshold: float | TensorList) -> TensorList:
+    """One where ``a > threshold``, else zero; writes over ``a``."""
+    torch._foreach_sub_(a, threshold)
+    torch._foreach_sign_(a)
+    torch._foreach_clamp_min_(a, 0.0)
+    return a
+
+
+def moved(x: TensorList, y: TensorList, move: TensorList, K: float) -> TensorList:
+    """:func:`rewa.reparam.moved` followed by :func:`rewa.reparam.flush_subnormal`, on a list."""
+    if K == 1:
+        return flush(list(torch._foreach_add(y, move)))
+    bound = list(torch._foreach_abs(y))
+    torch._foreach_mul_(bound, small_move(x[0].dtype) / K)
+    small = above(bound, list(torch._foreach_abs(move)))
+    base = list(torch._foreach_addcmul(y, move, torch._foreach_add(torch._foreach_mul(small, -0.5), 1.0)))
+    x_new = list(torch._foreach_lerp(base, torch._foreach_mul(move, K), small))
+    torch._foreach_mul_(x_new, power(list(torch._foreach_abs(base)), K - 1))
+    torch._foreach_addcmul_(x_new, x, small)
+    return flush(x_new)
 
 
 def to_y(x: TensorList, K: float) -> TensorList:
@@ -70,7 +93,9 @@ def adaptive_scale(y: TensorList, K: float, M: float, eps: float) -> TensorList:
     if eps == 0:
         return scale
     derivative = power(a, K - 1)
-    share = list(torch._foreach_div(derivative, torch._foreach_add(derivative, eps)))
+    total = list(torch._foreach_add(derivative, eps))
+    torch._foreach_clamp_min_(total, torch.finfo(total[0].dtype).tiny)
+    share = list(torch._foreach_div(derivative, total))
     torch._foreach_mul_(scale, share)
     return scale
 
@@ -116,14 +141,16 @@ def read_y(x: TensorList, kept: TensorList, K: float) -> TensorList:
     return list(torch._foreach_lerp(kept, to_y(x_wide, K), differs(x_wide, stored_wide)))
 
 
-def write_x(x: TensorList, kept: TensorList, y: TensorList, y_new: TensorList, K: float) -> None:
-    """:func:`rewa.optim.optimizer.write_x` on a list."""
-    moved = differs(y_new, y)
+def move_x(x: TensorList, kept: TensorList, y: TensorList, move: TensorList, K: float) -> None:
+    """:func:`rewa.optim.optimizer.move_x` on a list."""
+    changed = list(torch._foreach_sign(move))
+    torch._foreach_abs_(changed)
     if not kept:
-        torch._foreach_lerp_(x, to_x(y_new, K), moved)
+        torch._foreach_lerp_(x, moved(x, y, move, K), changed)
         return
+    y_new = list(torch._foreach_add(y, move))
     x_wide = [torch.empty_like(t) for t in kept]
     torch._foreach_copy_(x_wide, x)
-    torch._foreach_lerp_(x_wide, to_x(y_new, K), moved)
+    torch._foreach_lerp_(x_wide, to_x(y_new, K), changed)
     torch._foreach_copy_(x, x_wide)
     torch._foreach_copy_(kept, y_new)

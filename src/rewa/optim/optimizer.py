@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
 
 from rewa.names import nearest_setting
-from rewa.optim.fused import fused_step, one_layout
+from rewa.optim.fused import PLAIN, Pending, one_block, take
 from rewa.optim.misuse import PREFIX, form_of
-from rewa.reparam import check_exponents, flush_subnormal, step_size, to_x, to_y
+from rewa.reparam import check_exponents, flush_subnormal, moved, step_size, to_x, to_y
 
 BLOCK = 1 << 16  # large enough for torch to use its threads, small enough for their caches
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -124,6 +124,8 @@ def root_mean_square(tensor: Tensor) -> float:
 
 def local(tensor: Tensor) -> Tensor:
     """This process's part of a tensor that may be sharded; ReWA is elementwise, so the part is all a step needs."""
+    if type(tensor) in PLAIN:  # asking these for an attribute they lack is slow
+        return tensor
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -137,12 +139,21 @@ def read_y(x: Tensor, kept: Tensor | None, K: float) -> Tensor:
     return torch.where(stands, kept, to_y(x.to(kept.dtype), K))
 
 
-def write_x(x: Tensor, kept: Tensor | None, y: Tensor, y_new: Tensor, K: float) -> None:
-    """Put ``y_new`` into the parameter; where y did not move x keeps every bit, though the root was rounded."""
-    x_new = flush_subnormal(to_x(y_new, K))
-    x.copy_(x_new if torch.is_grad_enabled() else torch.where(y_new == y, x, x_new))
-    if kept is not None:
+def move_x(x: Tensor, kept: Tensor | None, y: Tensor, move: Tensor, K: float) -> None:
+    """Add ``move`` to y and put the result into the parameter; a move of zero leaves every bit of x."""
+    differentiable = torch.is_grad_enabled()
+    if kept is None:
+        x_new = flush_subnormal(moved(x.clone() if differentiable else x, y, move, K))
+    else:
+        y_new = y + move
         kept.copy_(y_new)
+        x_new = flush_subnormal(to_x(y_new, K)).to(x.dtype)
+    x.copy_(x_new if differentiable else torch.where(move == 0, x, x_new))
+
+
+def write_x(x: Tensor, kept: Tensor | None, y: Tensor, y_new: Tensor, K: float) -> None:
+    """Put ``y_new``, which another optimizer made of ``y``, into the parameter."""
+    move_x(x, kept, y, y_new - y, K)
 
 
 class ReWAOptimizer(Optimizer):
@@ -317,21 +328,28 @@ def update(
     base: Callable[[dict[str, Any], Columns], None] | None,
     single_tensor: Implementation,
     multi_tensor: Implementation,
+    pending: Pending,
 ) -> None:
-    """Step one group with the implementation it asks for; ``base`` is torch's own, where the setting reduces to it."""
+    """Step one group with the implementation it asks for, by default the fastest that works here.
+
+    What the fused kernel will step is only put into ``pending``: one launch serves all groups. ``base`` is torch's own
+    implementation, where the setting reduces to it.
+    """
     if not columns["x"]:
         return
     columns = {name: [None if t is None else local(t) for t in column] for name, column in columns.items() if column}
     foreach, fused = group["foreach"], group["fused"]
+    eager = not (group["differentiable"] or torch.compiler.is_compiling())
     if foreach is None and fused is None:
-        _, foreach = _default_to_fused_or_foreach(columns["x"], group["differentiable"], use_fused=False)
+        if not all(x.is_cpu for x in columns["x"]):
+            _, foreach = _default_to_fused_or_foreach(columns["x"], group["differentiable"], use_fused=False)
+        fused = eager and not foreach
     if base is not None:
         if grad_factor != 1:
             columns["grad"] = [grad * grad_factor for grad in columns["grad"]]
-        # torch's own fused CPU kernels take the memory in order, whatever the strides say.
-        rows = zip(*(column for name, column in columns.items() if name not in ("y", "step")), strict=True)
-        fused = bool(fused) and all(one_layout(list(row)) for row in rows)
-        base({**group, "foreach": bool(foreach), "fused": fused}, columns)
+        if "step" in columns:  # torch's fused SGD has the bits of its loop, its fused AdamW has not
+            fused = group["fused"]
+        base({**group, "foreach": bool(foreach), "fused": bool(fused) and _suits_torch(columns)}, columns)
         return
     if "step" in columns:
         torch._foreach_add_(columns["step"], 1)
@@ -339,16 +357,20 @@ def update(
         grad_factor /= step_size(group["match"], group["K"], group["M"], group["eps"])
     if group["maximize"]:
         grad_factor = -grad_factor
-    if fused and not torch.compiler.is_compiling():
-        columns = fused_step(group, columns, grad_factor)
+    if fused and eager:
+        columns = take(group, columns, grad_factor, pending)
     if not columns["x"]:
         return
     if foreach:
         multi_tensor(group, columns, grad_factor)
-    elif group["differentiable"] or torch.compiler.is_compiling():
-        single_tensor(group, columns, grad_factor)
     else:
-        single_tensor(group, in_blocks(columns), grad_factor)
+        single_tensor(group, in_blocks(columns) if eager else columns, grad_factor)
+
+
+def _suits_torch(columns: Columns) -> bool:
+    """Whether torch's own fused CPU kernels are right here: they take the memory in order, whatever the strides say."""
+    rows = zip(*(column for name, column in columns.items() if name not in ("y", "step")), strict=True)
+    return all(row[0].is_floating_point() and one_block(row) and len({t.dtype for t in row}) == 1 for row in rows)
 
 
 def in_blocks(columns: Columns) -> Columns:
