@@ -13,7 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["adaptive_scale", "check_exponents", "flush_subnormal", "moved", "power", "step_size", "to_x", "to_y"]
+__all__ = [
+    "adam_step_size",
+    "adaptive_scale",
+    "check_exponents",
+    "flush_subnormal",
+    "moved",
+    "power",
+    "step_size",
+    "to_x",
+    "to_y",
+]
 
 LARGEST_PRODUCT = 64  # above this exponent a product of squares is no faster than pow, and less accurate
 
@@ -146,7 +156,7 @@ def adaptive_scale(y: Tensor, K: float, M: float, eps: float = 0.0) -> Tensor:
     Args:
         y: Reparameterized weight.
         K: Order of the reparameterization.
-        M: Adaptivity exponent. The modulus is taken: a signed power would turn descent into ascent where ``y < 0``.
+        M: Adaptivity exponent. The magnitude is taken: a signed power would turn descent into ascent where ``y < 0``.
         eps: Stabilizer, compared with :math:`|y|^{K-1}` as in the paper.
 
     Note:
@@ -170,8 +180,8 @@ def adaptive_scale(y: Tensor, K: float, M: float, eps: float = 0.0) -> Tensor:
     return scale * (derivative / (derivative + eps).clamp(min=torch.finfo(a.dtype).tiny))
 
 
-def step_size(modulus: float, K: float, M: float, eps: float = 0.0) -> float:
-    r"""How far a weight of this modulus moves in one step, for each unit of learning rate and gradient.
+def step_size(magnitude: float, K: float, M: float, eps: float = 0.0) -> float:
+    r"""How far a weight of this magnitude moves in one step, for each unit of learning rate and gradient.
 
     .. math:: \frac{dx}{dy}\,|y|^M\,\frac{|y|^{K-1}}{|y|^{K-1} + \varepsilon}
         = K\,|x|^{2-p} \quad\text{for } \varepsilon = 0, \qquad p = 1 + \frac{1 - M}{K}
@@ -180,7 +190,7 @@ def step_size(modulus: float, K: float, M: float, eps: float = 0.0) -> float:
     p is.
 
     Args:
-        modulus: :math:`|x|`, above 0.
+        magnitude: :math:`|x|`, above 0.
         K: Order of the reparameterization.
         M: Adaptivity exponent.
         eps: Stabilizer.
@@ -189,9 +199,23 @@ def step_size(modulus: float, K: float, M: float, eps: float = 0.0) -> float:
         >>> step_size(0.25, K=2, M=0), step_size(0.25, K=2, M=1), step_size(0.25, K=1, M=0)
         (1.0, 0.5, 1.0)
     """
-    y = float(modulus) ** (1 / K)
+    y = float(magnitude) ** (1 / K)
     derivative = float(y ** (K - 1))
     return float(K * derivative * y**M * (derivative / (derivative + eps) if eps > 0 else 1.0))
+
+
+def adam_step_size(magnitude: float, K: float) -> float:
+    r"""How far a weight of this magnitude moves where Adam moves y by one: :math:`dx/dy = K\,|x|^{1-1/K}`, whatever M is.
+
+    Args:
+        magnitude: :math:`|x|`, above 0.
+        K: Order of the reparameterization.
+
+    Example:
+        >>> adam_step_size(0.25, K=2), adam_step_size(0.25, K=1)
+        (1.0, 1.0)
+    """
+    return step_size(magnitude, K, M=0)
 
 
 def flush_subnormal(x: Tensor) -> Tensor:

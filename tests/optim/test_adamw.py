@@ -84,7 +84,7 @@ def test_float32_decays_at_the_right_rate(amsgrad, implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_stabilizer_that_rounds_to_zero_leaves_zeros_alone(implementation):
-    for eps in ({"eps": 1e-46}, {"adam_eps": 0.0}, {"adam_eps": 1e-46}):
+    for eps in ({"eps": 1e-46, "adam_eps": 1e-8}, {"adam_eps": 0.0}, {"adam_eps": 1e-46}):
         param = torch.nn.Parameter(torch.tensor([0.0, 0.5], dtype=torch.float32))
         optimizer = rewa.ReWAAdamW([param], lr=0.01, K=3, **eps, **IMPLEMENTATIONS[implementation])
         param.grad = torch.ones(2, dtype=torch.float32)
@@ -107,3 +107,29 @@ def test_a_stabilizer_that_rounds_to_zero_leaves_zeros_alone(implementation):
 def test_bad_values_are_named(bad, message):
     with pytest.raises(ValueError, match=message):
         rewa.ReWAAdamW([torch.nn.Parameter(torch.ones(2))], **bad)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("K", "M", "eps"), [(2, 1, 0.0), (9, 2, 0.0), (2.5, 0.5, 1e-3)])
+def test_a_matched_step_is_another_rate_with_the_same_decay(K, M, eps, implementation):
+    x, grads = random_problem(50)
+    step = K * 0.03 ** (1 - 1 / K)
+    setting = {"lr": 1e-3, "K": K, "M": M, "eps": eps, "weight_decay": 0.1}
+    result = run(lambda params: rewa.ReWAAdamW(params, match=0.03, **setting, **IMPLEMENTATIONS[implementation]), x, grads)
+    expected = reference.algorithm_2(x, grads, **{**setting, "lr": 1e-3 / step, "weight_decay": 0.1 * step})
+    np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_matched_weight_moves_as_under_adamw():
+    """To first order in the rate, whatever K is."""
+    for K in (1.5, 2, 9):
+        params = [torch.nn.Parameter(torch.full((3,), 0.05)) for _ in range(2)]
+        optimizers = [
+            rewa.ReWAAdamW(params[:1], lr=1e-7, K=K, M=1, weight_decay=0.0, match=0.05),
+            torch.optim.AdamW(params[1:], lr=1e-7, weight_decay=0.0),
+        ]
+        for param, optimizer in zip(params, optimizers, strict=True):
+            param.grad = torch.tensor([1.0, -2.0, 0.5])
+            optimizer.step()
+        ours, theirs = (param.detach() - 0.05 for param in params)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=0)

@@ -146,8 +146,9 @@ def test_match_is_the_size_of_each_tensor():
     expected = [float(layer.weight.detach().pow(2).mean() ** 0.5) for layer in model]
     assert sizes == pytest.approx(expected, rel=1e-12)
     assert all("rewa_match" not in group for group in groups if group["rewa_K"] == 1)
-    with pytest.raises(ValueError, match="ReWAAdamW takes no match"):
-        rewa.ReWAAdamW(groups)
+    for make in (rewa.ReWASGD, rewa.ReWAAdamW):
+        optimizer = make(groups)
+        assert [group["match"] for group in optimizer.param_groups if group["K"] > 1] == sizes
 
 
 @pytest.mark.parametrize("make", [rewa.ReWASGD, rewa.ReWAAdamW])

@@ -118,7 +118,7 @@ def _adamw(model: nn.Module, steps: int, lr: float, sparsity: float) -> Running:
 
 
 def _attached(model: nn.Module, steps: int, lr: float, sparsity: float) -> Running:
-    groups = rewa.param_groups(model, K=2, M=1, weight_decay=1e-2)
+    groups = rewa.param_groups(model, K=2, M=1, weight_decay=1e-2, match=True)
     optimizer = rewa.attach(torch.optim.NAdam(groups, lr=lr))
     return Running(optimizer, rewa.Annealing(optimizer, steps=steps, sparsity=sparsity).step)
 

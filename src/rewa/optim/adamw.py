@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from rewa.optim import foreach as lists
-from rewa.optim.fused import Pending, launch
+from rewa.optim.fused import Pending, adam_rate, launch
 from rewa.optim.optimizer import (
     Columns,
     ReWAOptimizer,
@@ -59,6 +59,9 @@ class ReWAAdamW(ReWAOptimizer):
         K: Order of the reparameterization, any real number from 1; 9 unless given.
         M: Adaptivity exponent, any real number from 0; 2 unless given. See above.
         eps: Stabilizer :math:`\varepsilon`, compared with :math:`|y|^{K-1}`; 0 unless given. **Not Adam's.**
+        match: A magnitude at which a weight moves as plain AdamW would move it: the rate, but not the decay, is divided by
+            :func:`rewa.reparam.adam_step_size` there. ``rewa.param_groups(model, match=True)`` sets it to each tensor's root
+            mean square, and a learning rate for AdamW suits. 0, the default, is the paper's step.
         amsgrad: Use the maximum of the second average.
         maximize: Ascend instead.
         foreach: Use torch's list kernels (the default on CUDA). ``False`` alone asks for the loop.
@@ -90,6 +93,7 @@ class ReWAAdamW(ReWAOptimizer):
         K: float | None = None,
         M: float | None = None,
         eps: float | None = None,
+        match: float | None = None,
         amsgrad: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -105,7 +109,7 @@ class ReWAAdamW(ReWAOptimizer):
                 "you mean it.",
                 stacklevel=2,
             )
-        given = {"K": K, "M": M, "eps": eps, "weight_decay": weight_decay, "adam_eps": adam_eps}
+        given = {"K": K, "M": M, "eps": eps, "weight_decay": weight_decay, "match": match, "adam_eps": adam_eps}
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -114,6 +118,7 @@ class ReWAAdamW(ReWAOptimizer):
             "K": 9,
             "M": 2,
             "eps": 0.0,
+            "match": 0.0,
             "amsgrad": amsgrad,
             "maximize": maximize,
             "foreach": foreach,
@@ -262,6 +267,7 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
     K, M, eps, weight_decay, adam_eps = (group[key] for key in ("K", "M", "eps", "weight_decay", "adam_eps"))
     beta1, beta2 = group["betas"]
     lr = learning_rate(group)
+    rate = adam_rate(group, lr)
     for index, (x, grad, kept) in enumerate(zip(columns["x"], columns["grad"], columns["y"], strict=True)):
         exp_avg, exp_avg_sq = columns["exp_avg"][index], columns["exp_avg_sq"][index]
         y = read_y(x, kept, K)
@@ -277,7 +283,7 @@ def _single_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) 
             second = torch.maximum(largest.clone() if torch.is_grad_enabled() else largest, exp_avg_sq)
             largest.copy_(second)
         denominator = (second.sqrt() / (1 - beta2**t) ** 0.5 + adam_eps).clamp(min=torch.finfo(y.dtype).tiny)
-        move = -(lr * weight_decay) * y - (lr / (1 - beta1**t)) * (exp_avg / denominator)
+        move = -(lr * weight_decay) * y - (rate / (1 - beta1**t)) * (exp_avg / denominator)
         move_x(x, kept, y, move, K)
 
 
@@ -288,6 +294,7 @@ def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -
         x, kept, exp_avg, exp_avg_sq = part["x"], part["y"], part["exp_avg"], part["exp_avg_sq"]
         y = lists.read_y(x, kept, K)
         lr = lists.scalar(learning_rate(group), y)
+        rate = adam_rate(group, lr)
         counts = [_count(group, step, y[0].dtype) for step in part["step"]]
         d = lists.adaptive_scale(y, K, M, eps)
         torch._foreach_mul_(d, lists.widen(part["grad"], kept))
@@ -304,6 +311,6 @@ def _multi_tensor(group: dict[str, Any], columns: Columns, grad_factor: float) -
         torch._foreach_add_(denominator, adam_eps)
         torch._foreach_clamp_min_(denominator, torch.finfo(y[0].dtype).tiny)
         move = list(torch._foreach_div(exp_avg, denominator))
-        torch._foreach_mul_(move, [-lr / (1 - beta1**t) for t in counts])
+        torch._foreach_mul_(move, [-rate / (1 - beta1**t) for t in counts])
         torch._foreach_sub_(move, torch._foreach_mul(y, lr * weight_decay))
         lists.move_x(x, kept, y, move, K)

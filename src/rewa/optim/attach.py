@@ -27,7 +27,7 @@ from rewa.optim.optimizer import (
     refuse_overridden,
     write_x,
 )
-from rewa.reparam import adaptive_scale, check_exponents, step_size
+from rewa.reparam import adam_step_size, adaptive_scale, check_exponents, step_size
 
 __all__ = ["attach", "detach"]
 
@@ -183,7 +183,7 @@ def _step_to_match(optimizer: Optimizer, group: dict[str, Any]) -> float:
     if not group.get(MATCH) or is_identity(_settings(group)):
         return 1.0
     K, M, eps = _settings(group).values()
-    return step_size(group[MATCH], K, 0, 0.0) if _divides(optimizer) else step_size(group[MATCH], K, M, eps)
+    return adam_step_size(group[MATCH], K) if _divides(optimizer) else step_size(group[MATCH], K, M, eps)
 
 
 class _Attached(Optimizer):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rewa.native import load
-from rewa.reparam import LARGEST_PRODUCT
+from rewa.reparam import LARGEST_PRODUCT, adam_step_size
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 CHUNK = 8192  # elements a thread takes at a time
@@ -130,13 +130,18 @@ def _setting(group: dict[str, Any], dtype: torch.dtype) -> Setting:
     return dtype, K, M, group["eps"] > 0, False, False, bool(group["decoupled"]), momentum, nesterov
 
 
+def adam_rate(group: dict[str, Any], lr: Any) -> Any:
+    """The rate of Adam's direction: with ``match``, the one that moves a weight of that magnitude by ``lr``."""
+    return lr / adam_step_size(group["match"], group["K"]) if group.get("match") else lr
+
+
 def _numbers(group: dict[str, Any], grad_factor: float, step: float) -> tuple[float, ...]:
     """The numbers of ``struct Tensor``, in its order, for a tensor at this step."""
     lr, weight_decay = float(group["lr"]), group["weight_decay"]
     shared = group["K"], group["M"], group["eps"], grad_factor
     if "betas" in group:
         beta1, beta2 = group["betas"]
-        rate, correction = lr / (1 - beta1**step), (1 - beta2**step) ** 0.5
+        rate, correction = adam_rate(group, lr) / (1 - beta1**step), (1 - beta2**step) ** 0.5
         return *shared, lr * weight_decay, rate, 0.0, beta1, beta2, group["adam_eps"], correction
     return *shared, lr * weight_decay if group["decoupled"] else weight_decay, lr, group["momentum"], 0.0, 0.0, 0.0, 1.0
 

@@ -179,8 +179,7 @@ class ReWAOptimizer(Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("maximize", False)
-            if "match" in self.defaults:
-                group.setdefault("match", 0.0)
+            group.setdefault("match", 0.0)
             group.setdefault("foreach", None)
             group.setdefault("fused", None)
             group.setdefault("differentiable", False)
@@ -199,8 +198,6 @@ class ReWAOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            if group.get("match") and "match" not in self.defaults:
-                raise ValueError(f"{type(self).__name__} takes no match: Adam divides a constant factor out again")
             check_settings(group)
             for label, param in labels(group, index):
                 check_parameter(param, label, group, REMEDY)
@@ -353,7 +350,7 @@ def update(
         return
     if "step" in columns:
         torch._foreach_add_(columns["step"], 1)
-    if group.get("match"):
+    if group.get("match") and "betas" not in group:  # Adam would divide the factor out again: there it is the rate's
         grad_factor /= step_size(group["match"], group["K"], group["M"], group["eps"])
     if group["maximize"]:
         grad_factor = -grad_factor
