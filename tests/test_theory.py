@@ -123,3 +123,24 @@ def test_growth_start_at_its_ends():
     assert theory.growth_start([0.2, 0.3], 9, 1, lam=0.25).tolist() == [math.inf, 0.0]
     assert theory.growth_start([0.0, 3.0], 9, 0.5, lam=0.25).tolist() == [0.0, 0.0]
     assert theory.growth_start(0.0, 9, 2, lam=0.25) == math.inf
+
+
+@pytest.mark.parametrize(("K", "decay"), [(9, 2.0), (3, 0.5), (9, 0.8), (1, 1.0)])
+def test_adamw_cannot_hold_a_weight_above_its_bound(K, decay):
+    """AdamW on y under the largest gradient there is, from below and from above: both end at the bound."""
+    ends = []
+    for start in (0.1, 4.0):
+        y = torch.tensor([start], dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.AdamW([y], lr=0.05, weight_decay=decay)
+        for _ in range(1500):
+            y.grad = torch.full_like(y, -1e6)
+            optimizer.step()
+        ends.append(y.item() ** K)
+    assert ends == pytest.approx([theory.adamw_bound(K, decay)] * 2, rel=1e-6)
+
+
+def test_the_bound_of_adamw_at_its_ends():
+    assert theory.adamw_bound(9, 0.0) == math.inf
+    assert theory.adamw_bound(9, 1e-300) == math.inf
+    with pytest.raises(ValueError, match="weight_decay"):
+        theory.adamw_bound(9, -1.0)

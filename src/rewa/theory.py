@@ -16,6 +16,7 @@ from rewa.reparam import check_exponents
 
 __all__ = [
     "Configuration",
+    "adamw_bound",
     "configuration",
     "constant_clipping",
     "decay_budget",
@@ -371,6 +372,36 @@ def weight_decay_for(
             "too strong for a weight to follow; make the schedule longer or shrink_to larger"
         )
     return decay
+
+
+def adamw_bound(K: float, weight_decay: float) -> float:
+    r"""Largest weight that AdamW on y can hold: :math:`|x| \le \lambda^{-K}`, whatever the loss.
+
+    Adam divides the gradient by its own size, so a step moves y by about :math:`\eta` and decay takes :math:`\eta\lambda y`.
+    The two balance at :math:`|y| = 1/\lambda`.
+
+    Note:
+        Exact for a gradient of constant size. One that comes rarely takes Adam further, by :math:`(1-\beta_1)/\sqrt{1-\beta_2}`
+        at most, for a single step.
+
+    Args:
+        K: Order of the reparameterization.
+        weight_decay: Decoupled decay :math:`\lambda` of y.
+
+    Returns:
+        The bound on \|x\|; infinite without decay.
+
+    Example:
+        >>> adamw_bound(K=9, weight_decay=2.0)
+        0.001953125
+
+    References:
+        Algorithm 2 of the paper at rest.
+    """
+    check_exponents(K, 0, 0.0)
+    _check_run(momentum=0.0, weight_decay=weight_decay)
+    log_bound = math.inf if weight_decay == 0 else -K * math.log(weight_decay)
+    return math.exp(log_bound) if log_bound < 709 else math.inf  # what float64 holds
 
 
 def strongest_decay(momentum: float = 0.0) -> float:
