@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import json
 import os
@@ -110,6 +111,58 @@ def test_import_needs_torch_and_numpy_only():
         "extras = {'sklearn', 'matplotlib', 'rich', 'scipy', 'pandas', 'PIL', 'ray', 'tensorboard'} & set(sys.modules)\n"
         "assert not extras, extras\n"
         "assert 'torch._inductor' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter holds after some code."""
+    script = f"{code}\nimport sys; print('modules:', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=120, stdout=subprocess.PIPE, text=True)
+    return set(done.stdout.partition("modules: ")[2].split())
+
+
+def test_help_does_not_import_torch():
+    asked = "from rewa import cli\ntry:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass"
+    assert loaded_by(asked) & {"torch", "numpy", "rich", "rewa.explain", "rewa.packed"} == set()
+
+
+def test_importing_the_package_imports_none_of_its_parts():
+    found = {name for name in loaded_by("import torch, rewa") if name.startswith("rewa.")}
+    assert found == set()
+
+
+def test_a_name_imports_what_it_needs_and_no_more():
+    found = loaded_by("import rewa; rewa.ReWASGD")
+    assert "rewa.optim.sgd" in found
+    unused = {"export", "inference", "surgery", "packed", "lockstep", "zeros", "explain", "terminal", "train", "baselines"}
+    assert found & ({f"rewa.{name}" for name in unused} | {"scipy", "sklearn", "matplotlib", "transformers", "rich"}) == set()
+
+
+def test_lazy_names_are_those_that_type_checkers_see():
+    """What is imported for type checkers, what __all__ lists and what __getattr__ finds are the same names."""
+    blocks = [node for node in ast.parse((PACKAGE / "__init__.py").read_text()).body if isinstance(node, ast.If)]
+    (block,) = [node for node in blocks if isinstance(node.test, ast.Name)]
+    seen = {alias.asname or alias.name: node.module for node in block.body for alias in node.names}
+    assert sorted(seen) == rewa.__all__
+    assert set(rewa.__all__) <= set(dir(rewa))
+    for name, home in seen.items():
+        module = importlib.import_module(f"rewa.{name}" if home == "rewa" else home)
+        assert getattr(rewa, name) is (module if home == "rewa" else getattr(module, name))
+    with pytest.raises(AttributeError, match="module 'rewa' has no attribute 'no_such_name'"):
+        _ = rewa.no_such_name
+
+
+def test_every_module_is_an_attribute_and_never_shadowed():
+    """``import rewa; rewa.zeros`` is the module, also after every other module was imported."""
+    code = (
+        "import importlib, pkgutil, types, rewa\n"
+        "rewa.zeros.finalize, rewa.packed.VALUES, rewa.optim\n"
+        "for _, name, package in pkgutil.walk_packages(rewa.__path__, 'rewa.'):\n"
+        "    if name != 'rewa.__main__':\n"
+        "        importlib.import_module(name)\n"
+        "        parent, _, last = name.rpartition('.')\n"
+        "        assert isinstance(getattr(importlib.import_module(parent), last), types.ModuleType), name\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

@@ -11,21 +11,16 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
-
-import torch
+from typing import Any, NoReturn, TypeAlias
 
 import rewa
-from rewa.explain import OPTIMIZERS, Run, explain, to_text
 from rewa.files import replacing
-from rewa.packed import VALUES, PackedFileError, load_packed, read_packed, read_tensors, save_packed
-from rewa.presets import PRESETS
-from rewa.schedules import SCHEDULES
-from rewa.sparsity import count
+
+# Nothing heavy here: each command imports what it needs, since torch alone takes longer than most of them.
 
 __all__ = ["main"]
 
@@ -79,9 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = _Parser(prog="rewa", description="Sparse models by ReWA.")
+    parser = _Parser(prog="rewa", description="Sparse models by ReWA.")
     parser.add_argument("--version", action="version", version=f"rewa {rewa.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands: _Commands = parser.add_subparsers(dest="command", required=True)
     _add_training(commands)
     _add_explain(commands)
     _add_files(commands)
@@ -91,9 +86,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, and options whose choices are imported when the command is used."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.later: list[Callable[[_Parser], None]] = []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As always, with every option in place."""
+        while self.later:
+            self.later.pop(0)(self)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """One line, as for every other mistake."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 
 class _Exit(Exception):
@@ -126,9 +136,7 @@ def _one_line_warnings(command: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- training
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, words: str, *examples: str
-) -> argparse.ArgumentParser:
+def _command(commands: _Commands, name: str, words: str, *examples: str) -> _Parser:
     return commands.add_parser(
         name,
         help=words,
@@ -138,7 +146,7 @@ def _command(
     )
 
 
-def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_training(commands: _Commands) -> None:
     train = _command(
         commands,
         "train",
@@ -259,6 +267,8 @@ def _train(options: argparse.Namespace) -> str:
 
 
 def _check_device(device: str | None) -> None:
+    import torch
+
     if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: torch finds no GPU here; leave it out, or say --device cpu")
 
@@ -373,7 +383,7 @@ def _list(options: argparse.Namespace) -> str:
 # ---------------------------------------------------------------------------------------- one setting, one file
 
 
-def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_explain(commands: _Commands) -> None:
     command = commands.add_parser(
         "explain",
         help="what a setting does to the weights, before a day of training",
@@ -381,6 +391,14 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    command.later.append(_add_setting)
+
+
+def _add_setting(command: argparse.ArgumentParser) -> None:
+    from rewa.explain import OPTIMIZERS, Run
+    from rewa.presets import PRESETS
+    from rewa.schedules import SCHEDULES
+
     command.add_argument("--preset", choices=PRESETS, help="start from a setting of the paper; other options change it")
     numbers = {
         "K": "order of the reparameterization, from 1",
@@ -414,6 +432,9 @@ def _explain(options: argparse.Namespace) -> str:
         path: Path = options.plot or Path(f"{options.figure}.png")
         figures.save(figures.FIGURES[options.figure](), path)
         return f"wrote {path}"
+    from rewa.explain import Run, explain, to_text
+    from rewa.presets import PRESETS
+
     base = Run.of(PRESETS[options.preset]) if options.preset else Run()
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Run)}
     run = dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
@@ -425,8 +446,8 @@ def _explain(options: argparse.Namespace) -> str:
     return json.dumps(result, indent=2, allow_nan=False) if options.json else to_text(result)
 
 
-def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    def add(name: str, words: str, example: str, *files: str) -> argparse.ArgumentParser:
+def _add_files(commands: _Commands) -> None:
+    def add(name: str, words: str, example: str, *files: str) -> _Parser:
         command = _command(commands, name, words, example)
         for file in files:
             command.add_argument(file, type=Path)
@@ -448,7 +469,7 @@ def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "target",
     )
     command.add_argument("--key", help="take only tensors whose name starts with this and a dot, such as model")
-    command.add_argument("--values", choices=VALUES, default="exact", help="round weights to fewer bits (default exact)")
+    command.later.append(_add_values)
     add(
         "unpack",
         "write the tensors of a packed file as plain safetensors, or as a torch checkpoint if the name ends in .pt or .pth",
@@ -458,7 +479,18 @@ def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
 
 
+def _add_values(command: argparse.ArgumentParser) -> None:
+    from rewa.packed import VALUES
+
+    command.add_argument("--values", choices=VALUES, default="exact", help="round weights to fewer bits (default exact)")
+
+
 def _inspect(options: argparse.Namespace) -> str:
+    import torch
+
+    from rewa.packed import PackedFileError, read_packed, read_tensors
+    from rewa.sparsity import count
+
     tensors = read_tensors(options.file)
     try:
         forms = {entry.name: entry.form for entry in read_packed(options.file).entries}
@@ -488,6 +520,8 @@ def _inspect(options: argparse.Namespace) -> str:
 
 
 def _pack(options: argparse.Namespace) -> str:
+    from rewa.packed import read_tensors, save_packed
+
     tensors = read_tensors(options.source)
     if options.key:
         prefix = f"{options.key}."
@@ -500,6 +534,10 @@ def _pack(options: argparse.Namespace) -> str:
 
 
 def _unpack(options: argparse.Namespace) -> str:
+    import torch
+
+    from rewa.packed import load_packed
+
     tensors: dict[str, torch.Tensor] = load_packed(options.source)  # type: ignore[assignment]
     with replacing(options.target) as scratch:
         if options.target.suffix in (".pt", ".pth"):
