@@ -27,6 +27,7 @@ __all__ = ["main"]
 EXAMPLE = """examples:
   rewa explain --K 9 --M 2 --weight-decay 1e-4 --lr 0.256 --momentum 0.875 --epochs 100 --steps-per-epoch 196
   rewa explain --preset cifar10 --epochs 12 --plot cifar10.png
+  rewa explain --optimizer adamw --lr 1e-3 --weight-decay 0.1 --sparsity 0.95
   rewa explain --figure geometry
 """
 NAMED_FIGURES = ("geometry", "clipping", "regularizer")
@@ -395,7 +396,7 @@ def _add_explain(commands: _Commands) -> None:
 
 
 def _add_setting(command: argparse.ArgumentParser) -> None:
-    from rewa.explain import OPTIMIZERS, Run
+    from rewa.explain import DTYPES, OPTIMIZERS, Run
     from rewa.presets import PRESETS
     from rewa.schedules import SCHEDULES
 
@@ -407,6 +408,7 @@ def _add_setting(command: argparse.ArgumentParser) -> None:
         "weight-decay": "decay of y",
         "lr": "learning rate of y, at its peak",
         "momentum": "momentum",
+        "start": "usual size of a weight at the start",
     }
     counts = {"epochs": "epochs", "steps-per-epoch": "steps in each", "warmup-epochs": "epochs until the peak rate"}
     for group, kind, metavar in ((numbers, float, "X"), (counts, int, "N")):
@@ -415,7 +417,11 @@ def _add_setting(command: argparse.ArgumentParser) -> None:
             command.add_argument(f"--{name}", type=kind, help=f"{meaning} (default {default:g})", metavar=metavar)
     command.add_argument("--schedule", choices=SCHEDULES, help=f"(default {Run.schedule})")
     command.add_argument("--optimizer", choices=OPTIMIZERS, help=f"(default {Run.optimizer})")
+    command.add_argument("--dtype", choices=DTYPES, help=f"of the weights (default {Run.dtype})")
     command.add_argument("--decoupled", action="store_true", default=None, help="decay bypasses the momentum")
+    command.add_argument(
+        "--sparsity", type=_number, metavar="X", help="also a decay for this share of zeros, such as 0.95, as a guide"
+    )
     command.add_argument("--json", action="store_true", help="print JSON with the same content")
     command.add_argument("--plot", type=Path, metavar="FILE", help="draw the setting beside l1, l_1/2, SCAD and MCP")
     command.add_argument(
@@ -438,7 +444,7 @@ def _explain(options: argparse.Namespace) -> str:
     base = Run.of(PRESETS[options.preset]) if options.preset else Run()
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Run)}
     run = dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
-    result = explain(run)
+    result = explain(run, sparsity=options.sparsity)
     if options.plot:
         from rewa import figures
 
