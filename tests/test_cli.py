@@ -246,7 +246,6 @@ def test_list(capsys):
         ("report empty", "no record.json in 'empty'"),
         ("reproduce nothing", "there is no result 'nothing'"),
         ("reproduce digit", "did you mean 'digits'?"),
-        ("reproduce digits --quick", "digits has no quick version: leave out --quick"),
         ("reproduce digits --workers 0", "Invalid workers: 0"),
         ("reproduce fig1 --workers 0", "Invalid workers: 0"),
         ("reproduce fig1 --device cuda", "fig1 trains no network and draws its own data on the CPU: leave out --device\n"),

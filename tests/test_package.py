@@ -327,6 +327,67 @@ def test_every_method_is_on_the_page_of_methods():
     assert [name for name in names() if f"`{name}`" not in page] == []
 
 
+def test_methods_of_published_results_are_listed():
+    from rewa.baselines import names
+    from rewa.experiments import RESULTS
+
+    used = {one if isinstance(one, str) else one.method for each in RESULTS.values() for one in sweep_methods(each)}
+    assert len(used) > 10
+    assert used - set(names()) == set()
+
+
+def sweep_methods(result):
+    return result.sweep.methods if hasattr(result, "sweep") else ()
+
+
+def test_a_method_has_one_source():
+    """The column of docs/methods.md, the class and `rewa list` credit the same."""
+    from rewa.baselines import make, names
+
+    rows = [line.split("|") for line in re.sub(r"\\\|", "", (ROOT / "docs" / "methods.md").read_text()).splitlines()]
+    sources = {name: row[4].strip() for row in rows if len(row) == 6 for name in re.findall(r"`([^`]+)`", row[1])}
+    for name in names():
+        assert sources[name] == make(name).source, name
+
+
+def test_the_time_of_the_papers_protocol_is_said_once():
+    from rewa.train.recipes import RECIPES
+
+    page = (ROOT / "docs" / "reproduce.md").read_text()
+    (estimated,) = re.findall(r"\| in the tables above \| (\d+ minutes) a run \|", page)
+    assert f"{estimated} a run" in RECIPES["cifar10-resnet18"].line
+
+
+def test_the_demo_in_the_readme_is_the_record():
+    """Bytes and accuracies of the sentence on the demo's files, as `rewa reproduce digits` recorded them."""
+    (comparison,) = json.loads((ROOT / "results" / "digits" / "numbers.json").read_text())["comparisons"]
+    files = {row["method"]: row for row in comparison["deployed"]}
+    (words,) = re.findall(r"A run of the demo ends with such a file:(.*?seeds\))", (ROOT / "README.md").read_text(), re.S)
+    dense, l1, ours = (files[name] for name in ("dense", "l1", "rewa"))
+    sizes = [dense["dense_bytes"], *(row["file_bytes"] for row in (dense, l1, ours))]
+    assert re.findall(r"\d+,\d+", words) == [f"{count:,.0f}" for count in sizes]
+    (scores,) = re.findall(r"at ([\d., and]+) % test accuracy", words)
+    assert re.split(r", | and ", scores) == [f"{row['test']:.1f}" for row in (dense, l1, ours)]
+    assert {row["seeds"] for row in (dense, l1, ours)} == {int(words.split("(")[-1].split()[0])}
+
+
+def test_the_demo_is_the_sweep_that_was_recorded():
+    """The command of the Makefile trains what `rewa reproduce digits` does, and its record says so."""
+    from rewa.cli import _parser
+    from rewa.experiments import RESULTS
+
+    (command,) = re.findall(r"rewa (sweep digits .*)", (ROOT / "Makefile").read_text())
+    options = _parser().parse_args(command.split())
+    sweep = RESULTS["digits"].sweep
+    assert (options.recipe, tuple(options.methods.split(",")), options.seeds) == (sweep.recipe.name, sweep.methods, sweep.seeds)
+    assert (options.strengths, tuple(options.set)) == (sweep.strengths, sweep.changes)
+    recorded = json.loads((ROOT / "results" / "digits" / "numbers.json").read_text())
+    assert (tuple(recorded["methods"]), recorded["seeds"]) == (sweep.methods, sweep.seeds)
+    assert {key: recorded["recipe"][key] for key in ("epochs", "lr", "batch_size")} == {
+        key: getattr(sweep.recipe, key) for key in ("epochs", "lr", "batch_size")
+    }
+
+
 def test_pages_link_to_files_that_exist():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):

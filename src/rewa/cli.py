@@ -370,7 +370,7 @@ def _list(options: argparse.Namespace) -> str:
     made = {name: make(name) for name in names()}
     content = {
         "recipes": {name: recipe.line for name, recipe in RECIPES.items()},
-        "methods": {name: f"{one.what} [{one.strength_is}; {one.paper}]" for name, one in made.items()},
+        "methods": {name: f"{one.what} [{one.strength_is}; {one.source}]" for name, one in made.items()},
         "results": {name: result.line for name, result in RESULTS.items()},
     }
     if options.json:
