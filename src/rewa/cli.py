@@ -275,6 +275,7 @@ def _check_device(device: str | None) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> str:
+    from rewa import report
     from rewa.baselines import names
     from rewa.terminal import sweeping
     from rewa.train.recipes import recipe
@@ -292,9 +293,10 @@ def _sweep(options: argparse.Namespace) -> str:
     )
     if not options.ray:
         _check_device(options.device)
+    jobs = sweep.jobs(options.data, options.download)
     with _ends_of_sweeps():
         run_jobs(
-            sweep.jobs(options.data, options.download),
+            jobs,
             options.out,
             show=partial(sweeping, quiet=options.quiet, as_json=options.json),
             root=options.data,
@@ -302,7 +304,10 @@ def _sweep(options: argparse.Namespace) -> str:
             workers=options.workers,
             ray=options.ray,
         )
-    return "" if options.quiet or options.json else f"next: rewa report {options.out} -o {options.out / 'report.html'}"
+    if options.quiet or options.json:
+        return ""
+    tables = map(report.to_plain, report.compare(report.read([options.out / job.folder_name for job in jobs])))
+    return "\n\n".join([*tables, f"next: rewa report {options.out} -o {options.out / 'report.html'}"])
 
 
 @contextmanager
