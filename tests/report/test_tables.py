@@ -394,6 +394,20 @@ def test_bold_is_the_best_mean_of_repeated_runs_and_all_that_print_alike(compari
     assert bold == {"gmp": True, "l1": True, "rewa": False, "spred": False}
 
 
+def test_a_tie_within_the_noise_is_bold_on_both_sides(comparisons, made):
+    """90 and 89 with a spread of 2 over two seeds: the standard error of the difference is 2; 87 is beyond it."""
+    spreads = {"gmp": (91.41, 88.59), "l1": (90.41, 87.59), "rewa": (88.41, 85.59)}
+    records = [
+        made(name, seed=seed, points=[(1000, 90.0, test)]) for name, tests in spreads.items() for seed, test in enumerate(tests)
+    ]
+    (comparison,) = comparisons(*records)
+    assert {name: "<strong>" in cells[0] for name, cells in cells_of(comparison).items()} == {
+        "gmp": True,
+        "l1": True,
+        "rewa": False,
+    }
+
+
 def test_one_seed_for_all_makes_nothing_bold(comparisons, made):
     (comparison,) = comparisons(made("l1"), made("rewa"))
     assert not any("<strong>" in cell for cells in cells_of(comparison).values() for cell in cells)

@@ -13,7 +13,7 @@ from rewa.files import write_atomically
 from rewa.report.figure import BANDS, DASHES, draw, leaders, styles
 from rewa.report.frame import fill, frame, items, listed, notes, number, table, value
 from rewa.report.records import Run, scan
-from rewa.report.tables import Comparison, Entry, compare, differing, flat, ranking, top_range
+from rewa.report.tables import Cell, Comparison, Entry, compare, differing, flat, ranking, top_range
 from rewa.report.text import drop, finding, front, headline, points_csv, ratio, score, size, spread, table_csv, unit
 
 __all__ = ["EPOCHS_SHOWN", "page", "write"]
@@ -150,9 +150,9 @@ def _cells(comparison: Comparison) -> str:
         f"<h3>{unit(metric).capitalize()} at a compression of at least …</h3>"
         + table(header, rows, f"{unit(metric)} by method and compression")
         + '<p class="note">Best method first. Mean ± standard deviation (n &minus; 1) over the seeds; bold: the best mean of '
-        "its column and those that print alike, among methods with two seeds or more. Small: mean compression of the prunable "
-        "weights / of the whole model at the chosen points. A cell is there only if every seed of the method reaches the "
-        "compression.</p>"
+        "its column and those within the standard error of the difference, among methods with two seeds or more. Small: mean "
+        "compression of the prunable weights / of the whole model at the chosen points. A cell is there only if every seed of "
+        "the method reaches the compression.</p>"
     )
 
 
@@ -163,9 +163,21 @@ def _ranked(comparison: Comparison) -> list[Entry]:
 
 
 def _bold(comparison: Comparison, compression: float) -> set[str]:
-    """The methods with the best mean at a compression, as it is printed; a single seed is no evidence."""
-    means = {entry.label: score(cell.mean, comparison.metric) for entry, cell in comparison.best(compression) if cell.n > 1}
-    return {label for label, mean in means.items() if mean == next(iter(means.values()))}
+    """The methods that no other beats at a compression by more than the standard error of the difference, or as printed.
+
+    A single seed has no standard error, and is no evidence.
+    """
+    repeated = [(entry, cell) for entry, cell in comparison.best(compression) if cell.n > 1]
+    if not repeated:
+        return set()
+    _, best = repeated[0]
+
+    def level(cell: Cell) -> bool:
+        error = math.hypot(*((each.sd or 0.0) / math.sqrt(each.n) for each in (best, cell)))
+        alike = score(cell.mean, comparison.metric) == score(best.mean, comparison.metric)
+        return alike or abs(cell.mean - best.mean) <= error
+
+    return {entry.label for entry, cell in repeated if level(cell)}
 
 
 def _several(values: Iterable[int], name: str) -> str:
