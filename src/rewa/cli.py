@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import rewa
 from rewa.files import replacing
+from rewa.names import nearest, plain
 
 # Nothing heavy here: each command imports what it needs, since torch alone takes longer than most of them.
 
@@ -116,7 +117,7 @@ class _Exit(Exception):
 def _words(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return f"{error}; install it with pip install 'rewa[{EXTRAS[error.name]}]'"
-    words = " ".join(str(error).split())  # one line
+    words = plain(str(error))
     if any(sign in words for sign in FULL):
         return f"{words}; is the disk full? What was saved before is whole: make room, and the same command goes on"
     return words if isinstance(error, EXPECTED) else f"{type(error).__name__}: {words}"
@@ -268,9 +269,15 @@ def _train(options: argparse.Namespace) -> str:
 
 
 def _check_device(device: str | None) -> None:
+    if device is None:
+        return
     import torch
 
-    if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:  # torch's words are a list of all backends there are
+        raise ValueError(f"--device {device}: there is no such device; use cpu, cuda or cuda:N") from None
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: torch finds no GPU here; leave it out, or say --device cpu")
 
 
@@ -335,7 +342,6 @@ def _report(options: argparse.Namespace) -> str:
 def _reproduce(options: argparse.Namespace) -> str:
     from rewa.experiments import RESULTS
     from rewa.experiments.result import How
-    from rewa.names import nearest
     from rewa.terminal import studying
 
     if options.result not in RESULTS:

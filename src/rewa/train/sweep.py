@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from rewa.baselines import make
-from rewa.names import nearest
+from rewa.names import nearest, plain
 from rewa.train.job import Job, load_data
 from rewa.train.loop import Stopped, TrainingError, Watch, stop_signals, train
 from rewa.train.recipes import Recipe, override, setting_names
@@ -129,6 +129,9 @@ class Failure:
 
     name: str
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", plain(self.reason))
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
