@@ -37,6 +37,7 @@ HOOKS = {
 class Upper(On):
     name: ClassVar[str] = "upper"
     line: ClassVar[str] = "does something"
+    strength_is: ClassVar[str] = "size of something"
 
     size: int = 1
 
