@@ -23,13 +23,13 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 
 import rewa
 from rewa import cli
-from rewa.baselines import names
+from rewa.baselines import make, names
 from rewa.experiments import RESULTS
 from rewa.experiments.digits import SweepResult
 from rewa.experiments.result import How, Result
 from rewa.train import checkpoint
 from rewa.train.recipes import RECIPES
-from rewa.train.sweep import Sweep
+from rewa.train.sweep import Failure, Sweep
 
 
 def model():
@@ -272,8 +272,8 @@ def test_list(capsys):
     assert list(content["methods"]) == list(names())
     for name in ("gmp", "rigl", "acdc", "ham"):
         line, _, _ = content["methods"][name].partition(" [")
-        assert content["methods"][f"rewa+{name}"].startswith(f"{line}, while ReWA trains [")
-        assert "while ReWA trains" not in content["methods"][name]
+        assert content["methods"][f"rewa+{name}"].startswith(f"{line}, while rewa trains [")
+        assert "while rewa trains" not in content["methods"][name]
     text = run(capsys, "list")
     for part, rows in content.items():
         assert part in text.splitlines()
@@ -311,7 +311,6 @@ def test_list(capsys):
         ("report empty", "no record.json in 'empty'"),
         ("reproduce nothing", "there is no result 'nothing'"),
         ("reproduce digit", "did you mean 'digits'?"),
-        ("reproduce digits --quick", "digits has no quick version: leave out --quick"),
         ("reproduce digits --workers 0", "Invalid workers: 0"),
         ("reproduce fig1 --workers 0", "Invalid workers: 0"),
         ("reproduce fig1 --device cuda", "fig1 trains no network and draws its own data on the CPU: leave out --device\n"),
@@ -339,6 +338,31 @@ def test_a_device_that_is_not_there(here, capsys):
     for command in (["train"], ["sweep", "digits", "--methods", "l1"]):
         assert cli.main([*command, "--device", "cuda"]) == 2
         assert "--device cuda: torch finds no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train digits", "sweep digits --methods l1", "reproduce digits"])
+def test_a_device_that_no_one_has(here, capsys, command):
+    """torch's own words are a list of thirty backends."""
+    assert cli.main([*command.split(), "--device", "gpu"]) == 2
+    error = capsys.readouterr().err
+    assert "--device gpu: there is no such device; use cpu, cuda or cuda:N" in error
+    assert "mkldnn" not in error
+
+
+@pytest.mark.parametrize("method", ["l1", "rewa", "gmp", "ham", "rewa+gmp"])
+def test_a_strength_that_cannot_be_is_explained_in_words(here, capsys, method):
+    assert cli.main(["train", "digits", "--method", method, "--strength", "-1"]) == 2
+    error = capsys.readouterr().err
+    assert "Invalid strength: -1.0" in error
+    assert make(method).strength_is in error
+    assert "grid(" not in error
+
+
+def test_messages_are_plain_text():
+    """torch and Ray colour their errors whatever they are printed to."""
+    words = "\x1b[31mgraph break\x1b[0m: \x1b[1;33msee\x1b[K\n below\x1b[0m"
+    assert cli._words(RuntimeError(words)) == "graph break: see below"
+    assert str(Failure("run", words)) == "run: graph break: see below"
 
 
 @pytest.mark.parametrize(

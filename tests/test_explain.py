@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from torch import nn
 
 import rewa
 from rewa import cli, figures, presets
-from rewa.explain import OPTIMIZERS, Run, explain, to_text
+from rewa.explain import MEASURED, OPTIMIZERS, Run, explain, to_text
 from rewa.schedules import learning_rates
 
+ROOT = Path(__file__).parent.parent
 CIFAR10 = {"K": 9, "M": 2, "weight_decay": 1e-4, "lr": 0.256, "momentum": 0.875, "epochs": 100, "steps_per_epoch": 196}
 
 
@@ -43,10 +45,11 @@ def test_budget_follows_the_run():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, "Zero is absorbing"),
+        ({"start": 0.0}, "Zero is absorbing"),
         ({"lr": 2e-4, "weight_decay": 0.25, "M": 4}, "Zero is hard to cross"),
         ({"weight_decay": 0.5, "M": 4}, "Growth: a weight that starts at 0.05"),
-        ({}, "Low precision"),
+        ({"dtype": "float16"}, "Low precision"),
+        ({"dtype": "bfloat16", "K": 1}, "Low precision"),
         ({"optimizer": "adamw"}, "Adam cancels a constant scale"),
         ({"M": 0.5}, "Not an l_p penalty"),
         ({"weight_decay": 1e-6}, "Decay budget"),
@@ -57,13 +60,13 @@ def test_each_trap_is_named(change, words):
     assert any(words in warning for warning in explain(Run(**{**CIFAR10, **change}))["warnings"])
 
 
-def test_a_plain_setting_has_few_warnings():
-    warnings = explain(Run(K=1, M=0, weight_decay=1e-2, lr=0.1, momentum=0.9))["warnings"]
-    assert not any("absorbing" in warning or "Low precision" in warning for warning in warnings)
+def test_a_setting_without_traps_has_no_warnings():
+    assert explain(Run(**CIFAR10))["warnings"] == []
 
 
 def test_text_and_json_have_the_same_content(capsys):
-    arguments = [part for name, value in CIFAR10.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    run = {**CIFAR10, "weight_decay": 1e-5}
+    arguments = [part for name, value in run.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     assert cli.main(["explain", *arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert cli.main(["explain", *arguments]) == 0
@@ -95,6 +98,11 @@ def test_text_and_json_have_the_same_content(capsys):
         (["--figure", "geometry", "--json"], "leave --json out"),
         (["--M", "10000"], "M=10000 is too large"),
         (["--weight-decay", "-1"], "Invalid weight_decay value: -1.0"),
+        (["--epochs", "-3", "--steps-per-epoch", "-7"], "at least one step"),
+        (["--steps-per-epoch", str(10**400)], "too many to count"),
+        (["--start", "-1"], "Invalid start: -1.0"),
+        (["--sparsity", "95"], "Invalid sparsity: 95.0 (allowed: 0 <= sparsity < 1, such as 0.95)"),
+        (["--sparsity", "0.3"], "the recorded runs went from"),
     ],
 )
 def test_bad_values_are_one_line_and_exit_code_2(arguments, message, capsys):
@@ -210,14 +218,14 @@ def test_numbers_of_a_setting():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"K": 1, "M": 0}, "Zero is absorbing"),
-        ({"M": 0}, "Zero is absorbing"),
+        ({}, "Zero is absorbing"),
+        ({"M": 0, "start": 0.0}, "Zero is absorbing"),
         ({}, "Zero is hard to cross"),
         ({"M": 0}, "Zero is hard to cross"),
         ({"weight_decay": 0.05}, "Growth"),
         ({"M": 0, "weight_decay": 0.3}, "Growth"),  # it settles, it does not die
         ({"optimizer": "adamw", "weight_decay": 0.5, "M": 4}, "Growth"),
-        ({"K": 2}, "Low precision"),
+        ({}, "Low precision"),
         ({"optimizer": "adamw", "M": 0}, "Adam cancels"),
         ({"eps": 1e-3}, "Not an l_p penalty"),
         ({}, "Decay budget"),
@@ -234,8 +242,8 @@ def test_no_warning_where_there_is_no_trap(change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"K": 1, "M": 2}, "Zero is absorbing"),
-        ({"M": 0, "eps": 1e-3}, "Zero is absorbing"),
+        ({"K": 1, "M": 2, "start": 0.0}, "Zero is absorbing"),
+        ({"M": 0, "eps": 1e-3, "start": 0.0}, "Zero is absorbing"),
         ({"M": 3, "eps": 1e-3}, "eps with M > 2"),
         ({"weight_decay": 0.1}, "Decay too strong for this momentum"),
         ({"weight_decay": 1e-5}, "Decay budget 1.8"),
@@ -284,3 +292,95 @@ def test_adamw_follows_its_budget():
 )
 def test_sign_flips_in_words(change, words):
     assert words in " ".join(to_text(explain(Run(**{**CIFAR10, **change}))).split())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_a_run_of_any_length_is_answered(optimizer, schedule, tmp_path, capsys):
+    """A thousand million epochs of a thousand million steps: nothing is counted step by step, not even for the plot."""
+    long = [str(10**7), "--steps-per-epoch", str(10**8)]
+    command = ["explain", "--epochs", *long, "--schedule", schedule, "--lr", "1e-6", "--weight-decay", "1e-6"]
+    assert cli.main([*command, "--optimizer", optimizer, "--plot", str(tmp_path / "a.png"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    mean = {"constant": 1.0}.get(schedule, 0.5)
+    assert result["decay_budget"] == pytest.approx(9 * 1e-12 * 1e15 * mean)
+    assert result["thousandth_at_epoch"] == pytest.approx(math.log(1000) / 9e-12 / 1e8, rel=1e-2)
+
+
+def test_adamw_is_told_what_its_decay_forbids():
+    """Decay 2 and K = 9: no weight above 0.002 exists, and the advice is a setting in which one does."""
+    bad = explain(Run(optimizer="adamw", weight_decay=2.0, lr=1e-3, epochs=10, steps_per_epoch=100))
+    assert bad["adamw"]["largest_weight"] == pytest.approx(2.0**-9)
+    assert bad["adamw"]["reach"] == pytest.approx(math.fsum(learning_rates(1e-3, 1000)))
+    assert bad["adamw"]["start_of_y"] == pytest.approx(0.05 ** (1 / 9))
+    assert any("no weight above |x| = 0.002" in warning for warning in bad["warnings"])
+    advice = bad["adamw"]["advice"]
+    text = " ".join(to_text(bad).split())
+    assert f"try lr={advice['lr']:.2g}, weight_decay={advice['weight_decay']:.2g}" in text
+    good = explain(Run(optimizer="adamw", **advice, epochs=10, steps_per_epoch=100))
+    assert not any("no weight above" in warning or "hardly moves" in warning for warning in good["warnings"])
+    assert good["decay_budget"] >= 3
+
+
+def test_adamw_is_told_when_y_hardly_moves():
+    slow = {"optimizer": "adamw", "weight_decay": 0.01, "epochs": 1, "steps_per_epoch": 500}
+    assert any("y hardly moves" in warning for warning in explain(Run(**slow, lr=1e-3))["warnings"])
+    assert not any("y hardly moves" in warning for warning in explain(Run(**slow, lr=2e-2))["warnings"])
+    assert explain(Run(**CIFAR10))["adamw"] is None
+
+
+def test_without_decay_adamw_has_no_bound(capsys):
+    assert cli.main(["explain", "--optimizer", "adamw", "--weight-decay", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["adamw"]["largest_weight"] is None
+
+
+def recorded(study, method, seed=0):
+    """Budget and zeros of the runs of a method in its plain setting, from their records."""
+    for path in sorted((ROOT / "results" / study / "runs").glob(f"{study}-{method}-[0-9]*-s{seed}/record.json")):
+        record = json.loads(path.read_text())
+        recipe, zeros = record["recipe"], record["final"]["prunable"]
+        steps = record["data"]["train"] // recipe["batch_size"] * recipe["epochs"]
+        adam = method == "rewa-adamw"
+        peak = record["method"]["settings"]["adam_lr"] if adam else recipe["lr"]
+        rates = learning_rates(peak, steps, schedule=recipe["schedule"], warmup=round(recipe["warmup"] * steps))
+        momentum = 0.0 if adam else recipe["momentum"]
+        budget = rewa.theory.decay_budget(rates, K=9, weight_decay=record["method"]["strength"], momentum=momentum)
+        yield budget, 1 - zeros["nonzero"] / zeros["total"]
+
+
+@pytest.mark.parametrize(("optimizer", "method"), [("sgd", "rewa"), ("adamw", "rewa-adamw")])
+def test_the_guide_to_sparsity_is_the_records(optimizer, method):
+    for study, points in MEASURED[optimizer].items():
+        found = sorted(recorded(study, method))
+        assert len(found) == len(points) >= 2
+        for (budget, zeros), (its_budget, its_zeros) in zip(found, points, strict=True):
+            assert budget == pytest.approx(its_budget, rel=1e-3)
+            assert zeros == pytest.approx(its_zeros, abs=1e-4)
+
+
+def test_which_decay_for_a_sparsity(capsys):
+    """The decay between two recorded runs lies between theirs, whatever the length of this run."""
+    arguments = ["explain", "--preset", "cifar10", "--sparsity", "0.96"]
+    assert cli.main([*arguments, "--json"]) == 0
+    guide = json.loads(capsys.readouterr().out)["sparsity"]
+    run = Run.of(presets.CIFAR10)
+    (cifar,) = [row for row in guide["decays"] if row["study"] == "cifar10-cpu"]
+    assert 4.49 < explain(dataclasses.replace(run, weight_decay=cifar["weight_decay"]))["decay_budget"] < 8.99
+    assert cli.main(arguments) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    low, high = (pick(row["weight_decay"] for row in guide["decays"]) for pick in (min, max))
+    assert f"96% zeros lr=0.256 and weight_decay {low:.2g} to {high:.2g}" in text
+    assert "a guide, not a promise" in text
+
+
+def test_a_sparsity_under_adamw_is_for_the_rate_that_was_measured():
+    """At a small rate the measured budget would need a decay that forbids every usual weight."""
+    run = {"optimizer": "adamw", "lr": 1e-3, "steps_per_epoch": 200}
+    guide = explain(Run(**run, epochs=10), sparsity=0.95)["sparsity"]
+    assert guide["lr"] == pytest.approx(0.02, rel=0.01)
+    for row in guide["decays"]:
+        assert rewa.theory.adamw_bound(9, row["weight_decay"]) > 0.2
+        at = explain(Run(**{**run, "lr": guide["lr"]}, epochs=10, weight_decay=row["weight_decay"]))
+        assert at["decay_budget"] == pytest.approx(row["decay_budget"])
+    with pytest.raises(ValueError, match="train longer"):
+        explain(Run(**run, epochs=1), sparsity=0.98)

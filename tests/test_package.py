@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import json
 import os
@@ -125,6 +126,58 @@ def test_import_needs_torch_and_numpy_only():
         "extras = {'sklearn', 'matplotlib', 'rich', 'scipy', 'pandas', 'PIL', 'ray', 'tensorboard'} & set(sys.modules)\n"
         "assert not extras, extras\n"
         "assert 'torch._inductor' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter holds after some code."""
+    script = f"{code}\nimport sys; print('modules:', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=120, stdout=subprocess.PIPE, text=True)
+    return set(done.stdout.partition("modules: ")[2].split())
+
+
+def test_help_does_not_import_torch():
+    asked = "from rewa import cli\ntry:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass"
+    assert loaded_by(asked) & {"torch", "numpy", "rich", "rewa.explain", "rewa.packed"} == set()
+
+
+def test_importing_the_package_imports_none_of_its_parts():
+    found = {name for name in loaded_by("import torch, rewa") if name.startswith("rewa.")}
+    assert found == set()
+
+
+def test_a_name_imports_what_it_needs_and_no_more():
+    found = loaded_by("import rewa; rewa.ReWASGD")
+    assert "rewa.optim.sgd" in found
+    unused = {"export", "inference", "surgery", "packed", "lockstep", "zeros", "explain", "terminal", "train", "baselines"}
+    assert found & ({f"rewa.{name}" for name in unused} | {"scipy", "sklearn", "matplotlib", "transformers", "rich"}) == set()
+
+
+def test_lazy_names_are_those_that_type_checkers_see():
+    """What is imported for type checkers, what __all__ lists and what __getattr__ finds are the same names."""
+    blocks = [node for node in ast.parse((PACKAGE / "__init__.py").read_text()).body if isinstance(node, ast.If)]
+    (block,) = [node for node in blocks if isinstance(node.test, ast.Name)]
+    seen = {alias.asname or alias.name: node.module for node in block.body for alias in node.names}
+    assert sorted(seen) == rewa.__all__
+    assert set(rewa.__all__) <= set(dir(rewa))
+    for name, home in seen.items():
+        module = importlib.import_module(f"rewa.{name}" if home == "rewa" else home)
+        assert getattr(rewa, name) is (module if home == "rewa" else getattr(module, name))
+    with pytest.raises(AttributeError, match="module 'rewa' has no attribute 'no_such_name'"):
+        _ = rewa.no_such_name
+
+
+def test_every_module_is_an_attribute_and_never_shadowed():
+    """``import rewa; rewa.zeros`` is the module, also after every other module was imported."""
+    code = (
+        "import importlib, pkgutil, types, rewa\n"
+        "rewa.zeros.finalize, rewa.packed.VALUES, rewa.optim\n"
+        "for _, name, package in pkgutil.walk_packages(rewa.__path__, 'rewa.'):\n"
+        "    if name != 'rewa.__main__':\n"
+        "        importlib.import_module(name)\n"
+        "        parent, _, last = name.rpartition('.')\n"
+        "        assert isinstance(getattr(importlib.import_module(parent), last), types.ModuleType), name\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -287,6 +340,67 @@ def test_every_method_is_on_the_page_of_methods():
 
     page = (ROOT / "docs" / "methods.md").read_text()
     assert [name for name in names() if f"`{name}`" not in page] == []
+
+
+def test_methods_of_published_results_are_listed():
+    from rewa.baselines import names
+    from rewa.experiments import RESULTS
+
+    used = {one if isinstance(one, str) else one.method for each in RESULTS.values() for one in sweep_methods(each)}
+    assert len(used) > 10
+    assert used - set(names()) == set()
+
+
+def sweep_methods(result):
+    return result.sweep.methods if hasattr(result, "sweep") else ()
+
+
+def test_a_method_has_one_source():
+    """The column of docs/methods.md, the class and `rewa list` credit the same."""
+    from rewa.baselines import make, names
+
+    rows = [line.split("|") for line in re.sub(r"\\\|", "", (ROOT / "docs" / "methods.md").read_text()).splitlines()]
+    sources = {name: row[4].strip() for row in rows if len(row) == 6 for name in re.findall(r"`([^`]+)`", row[1])}
+    for name in names():
+        assert sources[name] == make(name).source, name
+
+
+def test_the_time_of_the_papers_protocol_is_said_once():
+    from rewa.train.recipes import RECIPES
+
+    page = (ROOT / "docs" / "reproduce.md").read_text()
+    (estimated,) = re.findall(r"\| in the tables above \| (\d+ minutes) a run \|", page)
+    assert f"{estimated} a run" in RECIPES["cifar10-resnet18"].line
+
+
+def test_the_demo_in_the_readme_is_the_record():
+    """Bytes and accuracies of the sentence on the demo's files, as `rewa reproduce digits` recorded them."""
+    (comparison,) = json.loads((ROOT / "results" / "digits" / "numbers.json").read_text())["comparisons"]
+    files = {row["method"]: row for row in comparison["deployed"]}
+    (words,) = re.findall(r"A run of the demo ends with such a file:(.*?seeds\))", (ROOT / "README.md").read_text(), re.S)
+    dense, l1, ours = (files[name] for name in ("dense", "l1", "rewa"))
+    sizes = [dense["dense_bytes"], *(row["file_bytes"] for row in (dense, l1, ours))]
+    assert re.findall(r"\d+,\d+", words) == [f"{count:,.0f}" for count in sizes]
+    (scores,) = re.findall(r"at ([\d., and]+) % test accuracy", words)
+    assert re.split(r", | and ", scores) == [f"{row['test']:.1f}" for row in (dense, l1, ours)]
+    assert {row["seeds"] for row in (dense, l1, ours)} == {int(words.split("(")[-1].split()[0])}
+
+
+def test_the_demo_is_the_sweep_that_was_recorded():
+    """The command of the Makefile trains what `rewa reproduce digits` does, and its record says so."""
+    from rewa.cli import _parser
+    from rewa.experiments import RESULTS
+
+    (command,) = re.findall(r"rewa (sweep digits .*)", (ROOT / "Makefile").read_text())
+    options = _parser().parse_args(command.split())
+    sweep = RESULTS["digits"].sweep
+    assert (options.recipe, tuple(options.methods.split(",")), options.seeds) == (sweep.recipe.name, sweep.methods, sweep.seeds)
+    assert (options.strengths, tuple(options.set)) == (sweep.strengths, sweep.changes)
+    recorded = json.loads((ROOT / "results" / "digits" / "numbers.json").read_text())
+    assert (tuple(recorded["methods"]), recorded["seeds"]) == (sweep.methods, sweep.seeds)
+    assert {key: recorded["recipe"][key] for key in ("epochs", "lr", "batch_size")} == {
+        key: getattr(sweep.recipe, key) for key in ("epochs", "lr", "batch_size")
+    }
 
 
 def test_pages_link_to_files_that_exist():

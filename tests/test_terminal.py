@@ -371,3 +371,29 @@ def test_a_terminal_gets_a_bar(tmp_path):
     assert bars, lines
     assert max(map(len, bars)) <= 80
     assert any("% of test data right" in line for line in lines)
+
+
+def draw_a_run(stream, tmp_path):
+    with Bars(stream) as bars:
+        bars.begin(JOB, 48, 0)
+        bars.epoch(ROW)
+
+
+def draw_a_sweep(stream, tmp_path):
+    with sweeping(Progress(tmp_path, [replace(JOB, seed=seed) for seed in range(100)]), stream=stream) as tick:
+        tick()
+
+
+def draw_a_study(stream, tmp_path):
+    with studying(stream=stream) as stages:
+        stages.stage("a stage with so many words", 3)
+        stages.advance()
+
+
+@pytest.mark.parametrize("draw", [draw_a_run, draw_a_sweep, draw_a_study])
+def test_a_bar_leaves_room_for_what_a_terminal_echoes(draw, terminal, tmp_path):
+    """After Ctrl-C a terminal writes ^C behind the bar; in a full line it would break it, and the bar would stay twice."""
+    draw(terminal, tmp_path)
+    drawn = [part for part in re.split(r"[\r\n]", ESCAPE.sub("", terminal.getvalue())) if "━" in part]
+    assert drawn
+    assert max(map(len, drawn)) <= 80 - len("^C")

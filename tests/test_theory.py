@@ -144,3 +144,21 @@ def test_the_bound_of_adamw_at_its_ends():
     assert theory.adamw_bound(9, 1e-300) == math.inf
     with pytest.raises(ValueError, match="weight_decay"):
         theory.adamw_bound(9, -1.0)
+
+
+@pytest.mark.parametrize("K", [1, 2, 4, 9])
+@pytest.mark.parametrize("steps", [20, 600, 30_000])
+def test_the_advice_for_adamw_lets_a_weight_grow_and_one_without_gradient_shrink(K, steps):
+    """AdamW on y with the advice: one weight gets a steady gradient, the other none."""
+    lr, decay = theory.adamw_advice(K, full_steps=steps)
+    y = torch.full((2,), 0.05 ** (1 / K), dtype=torch.float64)
+    y.requires_grad_()
+    optimizer = torch.optim.AdamW([y], lr=lr, weight_decay=decay)
+    for _ in range(min(steps, 2000)):
+        y.grad = torch.tensor([-1.0, 0.0], dtype=torch.float64)
+        optimizer.step()
+    held, free = (y.detach() ** K).tolist()
+    assert held > 1.5 * 0.05
+    assert free < 0.05
+    assert theory.adamw_bound(K, decay) >= 4 * 0.05 * (1 - 1e-9)
+    assert lr * steps >= 0.05 ** (1 / K) * (1 - 1e-9)

@@ -1,17 +1,22 @@
 """rewa: sparse models by reparameterization, weight decay and adaptive learning rates (ReWA), for PyTorch."""
 
-from rewa import lockstep, presets, reparam, sparsity, theory
-from rewa.export import export_onnx
-from rewa.forms import matched_groups, remove_reparametrization, reparametrize
-from rewa.inference import accelerate
-from rewa.optim.adamw import ReWAAdamW
-from rewa.optim.annealing import Annealing
-from rewa.optim.attach import attach, detach
-from rewa.optim.groups import param_groups
-from rewa.optim.sgd import ReWASGD
-from rewa.packed import PackedFileError, load_packed, save_packed
-from rewa.surgery import shrink
-from rewa.zeros import finalize, freeze_zeros
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers and editors; __getattr__ imports each name when it is first used
+    from rewa import lockstep, presets, reparam, sparsity, theory
+    from rewa.export import export_onnx
+    from rewa.forms import matched_groups, remove_reparametrization, reparametrize
+    from rewa.inference import accelerate
+    from rewa.optim.adamw import ReWAAdamW
+    from rewa.optim.annealing import Annealing
+    from rewa.optim.attach import attach, detach
+    from rewa.optim.groups import param_groups
+    from rewa.optim.sgd import ReWASGD
+    from rewa.packed import PackedFileError, load_packed, save_packed
+    from rewa.surgery import shrink
+    from rewa.zeros import finalize, freeze_zeros
 
 __version__ = "0.1.0"
 
@@ -39,3 +44,36 @@ __all__ = [
     "sparsity",
     "theory",
 ]
+
+_HOMES = {
+    "rewa.export": ["export_onnx"],
+    "rewa.forms": ["matched_groups", "remove_reparametrization", "reparametrize"],
+    "rewa.inference": ["accelerate"],
+    "rewa.optim.adamw": ["ReWAAdamW"],
+    "rewa.optim.annealing": ["Annealing"],
+    "rewa.optim.attach": ["attach", "detach"],
+    "rewa.optim.groups": ["param_groups"],
+    "rewa.optim.sgd": ["ReWASGD"],
+    "rewa.packed": ["PackedFileError", "load_packed", "save_packed"],
+    "rewa.surgery": ["shrink"],
+    "rewa.zeros": ["finalize", "freeze_zeros"],
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+
+    def __getattr__(name: str) -> Any:
+        """A public name or a module of the package, imported when it is first used."""
+        if name in _HOME:
+            value = getattr(import_module(_HOME[name]), name)
+        elif name.startswith("_") or find_spec(f"rewa.{name}") is None:
+            raise AttributeError(f"module 'rewa' has no attribute {name!r}")
+        else:
+            value = import_module(f"rewa.{name}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

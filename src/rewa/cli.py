@@ -11,26 +11,24 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
-
-import torch
+from typing import Any, NoReturn, TypeAlias
 
 import rewa
-from rewa.explain import OPTIMIZERS, Run, explain, to_text
 from rewa.files import replacing
-from rewa.packed import VALUES
-from rewa.presets import PRESETS
-from rewa.schedules import SCHEDULES
+from rewa.names import nearest, plain
+
+# Nothing heavy here: each command imports what it needs, since torch alone takes longer than most of them.
 
 __all__ = ["main"]
 
 EXAMPLE = """examples:
   rewa explain --K 9 --M 2 --weight-decay 1e-4 --lr 0.256 --momentum 0.875 --epochs 100 --steps-per-epoch 196
   rewa explain --preset cifar10 --epochs 12 --plot cifar10.png
+  rewa explain --optimizer adamw --lr 1e-3 --weight-decay 0.1 --sparsity 0.95
   rewa explain --figure geometry
 """
 NAMED_FIGURES = ("geometry", "clipping", "regularizer")
@@ -78,9 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = _Parser(prog="rewa", description="Sparse models by ReWA.")
+    parser = _Parser(prog="rewa", description="Sparse models by ReWA.")
     parser.add_argument("--version", action="version", version=f"rewa {rewa.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands: _Commands = parser.add_subparsers(dest="command", required=True)
     _add_training(commands)
     _add_explain(commands)
     _add_files(commands)
@@ -90,9 +88,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, and options whose choices are imported when the command is used."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.later: list[Callable[[_Parser], None]] = []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As always, with every option in place."""
+        while self.later:
+            self.later.pop(0)(self)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """One line, as for every other mistake."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 
 class _Exit(Exception):
@@ -104,7 +117,7 @@ class _Exit(Exception):
 def _words(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return f"{error}; install it with pip install 'rewa[{EXTRAS[error.name]}]'"
-    words = " ".join(str(error).split())  # one line
+    words = plain(str(error))
     if any(sign in words for sign in FULL):
         return f"{words}; is the disk full? What was saved before is whole: make room, and the same command goes on"
     return words if isinstance(error, EXPECTED) else f"{type(error).__name__}: {words}"
@@ -125,9 +138,7 @@ def _one_line_warnings(command: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- training
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, words: str, *examples: str
-) -> argparse.ArgumentParser:
+def _command(commands: _Commands, name: str, words: str, *examples: str) -> _Parser:
     return commands.add_parser(
         name,
         help=words,
@@ -137,7 +148,7 @@ def _command(
     )
 
 
-def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_training(commands: _Commands) -> None:
     train = _command(
         commands,
         "train",
@@ -258,11 +269,20 @@ def _train(options: argparse.Namespace) -> str:
 
 
 def _check_device(device: str | None) -> None:
-    if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
+    if device is None:
+        return
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:  # torch's words are a list of all backends there are
+        raise ValueError(f"--device {device}: there is no such device; use cpu, cuda or cuda:N") from None
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: torch finds no GPU here; leave it out, or say --device cpu")
 
 
 def _sweep(options: argparse.Namespace) -> str:
+    from rewa import report
     from rewa.baselines import names
     from rewa.terminal import sweeping
     from rewa.train.recipes import recipe
@@ -280,9 +300,10 @@ def _sweep(options: argparse.Namespace) -> str:
     )
     if not options.ray:
         _check_device(options.device)
+    jobs = sweep.jobs(options.data, options.download)
     with _ends_of_sweeps():
         run_jobs(
-            sweep.jobs(options.data, options.download),
+            jobs,
             options.out,
             show=partial(sweeping, quiet=options.quiet, as_json=options.json),
             root=options.data,
@@ -290,7 +311,10 @@ def _sweep(options: argparse.Namespace) -> str:
             workers=options.workers,
             ray=options.ray,
         )
-    return "" if options.quiet or options.json else f"next: rewa report {options.out} -o {options.out / 'report.html'}"
+    if options.quiet or options.json:
+        return ""
+    tables = map(report.to_plain, report.compare(report.read([options.out / job.folder_name for job in jobs])))
+    return "\n\n".join([*tables, f"next: rewa report {options.out} -o {options.out / 'report.html'}"])
 
 
 @contextmanager
@@ -318,7 +342,6 @@ def _report(options: argparse.Namespace) -> str:
 def _reproduce(options: argparse.Namespace) -> str:
     from rewa.experiments import RESULTS
     from rewa.experiments.result import How
-    from rewa.names import nearest
     from rewa.terminal import studying
 
     if options.result not in RESULTS:
@@ -358,7 +381,7 @@ def _list(options: argparse.Namespace) -> str:
     made = {name: make(name) for name in names()}
     content = {
         "recipes": {name: recipe.line for name, recipe in RECIPES.items()},
-        "methods": {name: f"{one.what} [{one.strength_is}; {one.paper}]" for name, one in made.items()},
+        "methods": {name: f"{one.what} [{one.strength_is}; {one.source}]" for name, one in made.items()},
         "results": {name: result.line for name, result in RESULTS.items()},
     }
     if options.json:
@@ -372,7 +395,7 @@ def _list(options: argparse.Namespace) -> str:
 # ---------------------------------------------------------------------------------------- one setting, one file
 
 
-def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_explain(commands: _Commands) -> None:
     command = commands.add_parser(
         "explain",
         help="what a setting does to the weights, before a day of training",
@@ -380,6 +403,14 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    command.later.append(_add_setting)
+
+
+def _add_setting(command: argparse.ArgumentParser) -> None:
+    from rewa.explain import DTYPES, OPTIMIZERS, Run
+    from rewa.presets import PRESETS
+    from rewa.schedules import SCHEDULES
+
     command.add_argument("--preset", choices=PRESETS, help="start from a setting of the paper; other options change it")
     numbers = {
         "K": "order of the reparameterization, from 1",
@@ -388,6 +419,7 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "weight-decay": "decay of y",
         "lr": "learning rate of y, at its peak",
         "momentum": "momentum",
+        "start": "usual size of a weight at the start",
     }
     counts = {"epochs": "epochs", "steps-per-epoch": "steps in each", "warmup-epochs": "epochs until the peak rate"}
     for group, kind, metavar in ((numbers, float, "X"), (counts, int, "N")):
@@ -396,7 +428,11 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
             command.add_argument(f"--{name}", type=kind, help=f"{meaning} (default {default:g})", metavar=metavar)
     command.add_argument("--schedule", choices=SCHEDULES, help=f"(default {Run.schedule})")
     command.add_argument("--optimizer", choices=OPTIMIZERS, help=f"(default {Run.optimizer})")
+    command.add_argument("--dtype", choices=DTYPES, help=f"of the weights (default {Run.dtype})")
     command.add_argument("--decoupled", action="store_true", default=None, help="decay bypasses the momentum")
+    command.add_argument(
+        "--sparsity", type=_number, metavar="X", help="also a decay for this share of zeros, such as 0.95, as a guide"
+    )
     command.add_argument("--json", action="store_true", help="print JSON with the same content")
     command.add_argument("--plot", type=Path, metavar="FILE", help="draw the setting beside l1, l_1/2, SCAD and MCP")
     command.add_argument(
@@ -413,10 +449,13 @@ def _explain(options: argparse.Namespace) -> str:
         path: Path = options.plot or Path(f"{options.figure}.png")
         figures.save(figures.FIGURES[options.figure](), path)
         return f"wrote {path}"
+    from rewa.explain import Run, explain, to_text
+    from rewa.presets import PRESETS
+
     base = Run.of(PRESETS[options.preset]) if options.preset else Run()
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Run)}
     run = dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
-    result = explain(run)
+    result = explain(run, sparsity=options.sparsity)
     if options.plot:
         from rewa import figures
 
@@ -424,8 +463,8 @@ def _explain(options: argparse.Namespace) -> str:
     return json.dumps(result, indent=2, allow_nan=False) if options.json else to_text(result)
 
 
-def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    def add(name: str, words: str, example: str, *files: str) -> argparse.ArgumentParser:
+def _add_files(commands: _Commands) -> None:
+    def add(name: str, words: str, example: str, *files: str) -> _Parser:
         command = _command(commands, name, words, example)
         for file in files:
             command.add_argument(file, type=Path)
@@ -453,8 +492,8 @@ def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "target",
     )
     command.add_argument("--key", help="take only tensors whose name starts with this and a dot, such as model")
-    command.add_argument("--values", choices=VALUES, default="exact", help="round weights to fewer bits (default exact)")
     command.add_argument("--keep-negative-zeros", action="store_true", help="store -0.0 like a value, not as 0.0")
+    command.later.append(_add_values)
     add(
         "unpack",
         "write the tensors of a packed file as plain safetensors, or as a torch checkpoint for names in .pt, .pth or .bin",
@@ -462,6 +501,12 @@ def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "source",
         "target",
     )
+
+
+def _add_values(command: argparse.ArgumentParser) -> None:
+    from rewa.packed import VALUES
+
+    command.add_argument("--values", choices=VALUES, default="exact", help="round weights to fewer bits (default exact)")
 
 
 def _inspect(options: argparse.Namespace) -> str:

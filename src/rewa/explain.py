@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import itertools
 import math
 import textwrap
 from dataclasses import dataclass
@@ -13,15 +13,27 @@ import numpy as np
 
 from rewa import theory
 from rewa.presets import PRESETS, Preset
-from rewa.schedules import learning_rates
+from rewa.schedules import rate_sum
 
-__all__ = ["OPTIMIZERS", "Run", "explain", "to_text"]
+__all__ = ["DTYPES", "MEASURED", "OPTIMIZERS", "Run", "explain", "to_text"]
 
 OPTIMIZERS = ("sgd", "adamw")
+DTYPES = ("float32", "bfloat16", "float16")
 MAGNITUDES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
-TYPICAL = 0.05  # the size of a weight at the start of a usual network
+MOST_STEPS = 2**53  # beyond it float64 does not count
 GRADIENT = 1.0  # a large gradient of one weight
 LARGEST = 1e3  # no weight is larger
+# Decay budget and share of zeros that cost at most a point of accuracy: the runs under results/ with K = 9, M = 2, first seed.
+MEASURED: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
+    "sgd": {
+        "cifar10-cpu": ((2.247, 0.8689), (4.492, 0.9451), (8.987, 0.9791), (17.97, 0.9937)),
+        "fashion-mnist": ((2.999, 0.943), (6.0, 0.991), (12.0, 0.9959), (24.0, 0.9984)),
+    },
+    "adamw": {
+        "cifar10-cpu": ((10.59, 0.9047), (18.92, 0.9368)),
+        "fashion-mnist": ((5.333, 0.7211), (10.67, 0.9096), (18.67, 0.9578), (26.67, 0.9804)),
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +52,22 @@ class Run:
     steps_per_epoch: int = 200
     schedule: str = "cosine"
     warmup_epochs: int = 0
+    start: float = 0.05  # usual size of a weight at the start
+    dtype: str = "float32"  # of the weights
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"Invalid optimizer: {self.optimizer!r} (allowed: {', '.join(OPTIMIZERS)})")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"Invalid learning rate: {self.lr} (allowed: a finite number > 0)")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"Invalid dtype: {self.dtype!r} (allowed: {', '.join(DTYPES)})")
+        if not 0 <= self.start < math.inf:
+            raise ValueError(f"Invalid start: {self.start} (allowed: a finite number >= 0, the usual size of a weight)")
+        if min(self.epochs, self.steps_per_epoch) < 1:
+            raise ValueError(f"a run needs at least one step; got {self.epochs} epochs of {self.steps_per_epoch} steps")
+        if self.steps > MOST_STEPS:
+            raise ValueError(f"a run of more than {MOST_STEPS:.1g} steps is too many to count; lower --epochs")
         if self.lr * self.weight_decay >= 1:
             raise ValueError(
                 f"lr * weight_decay = {self.lr * self.weight_decay:g}: the decay of one step would take every weight to zero "
@@ -58,25 +80,45 @@ class Run:
         shared = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(preset)}
         return cls(**{name: getattr(preset, name) for name in shared if getattr(preset, name) is not None})
 
-    def shrink_rates(self) -> list[float]:
-        """By how much log(1/x) of a weight without gradient grows in every step; their sum is the decay budget."""
-        rates = learning_rates(
-            self.lr,
-            self.epochs * self.steps_per_epoch,
-            schedule=self.schedule,
-            warmup=self.warmup_epochs * self.steps_per_epoch,
-        )
-        decoupled = self.decoupled or self.optimizer == "adamw"
-        run = {"K": self.K, "weight_decay": self.weight_decay, "momentum": self.momentum}
-        per_rate = theory.decay_budget([1.0], **run, decoupled=decoupled)
-        return [per_rate * rate for rate in rates]
+    @property
+    def steps(self) -> int:
+        """Length of the run."""
+        return self.epochs * self.steps_per_epoch
+
+    def rate_sum(self, done: int | None = None) -> float:
+        """Sum of the learning rates of the first steps.
+
+        Args:
+            done: How many; all by default.
+        """
+        warmup = self.warmup_epochs * self.steps_per_epoch
+        return rate_sum(self.lr, self.steps, schedule=self.schedule, warmup=warmup, done=done)
+
+    def shrinkage(self, done: int | None = None) -> float:
+        """How far log(1/x) of a weight without gradient has grown after some steps; after all, the decay budget.
+
+        Args:
+            done: Steps; all by default.
+        """
+        return self.decay_budget_of(self.weight_decay, done)
+
+    def decay_budget_of(self, weight_decay: float, done: int | None = None) -> float:
+        """The same for another decay, to which it is proportional.
+
+        Args:
+            weight_decay: The decay.
+            done: Steps; all by default.
+        """
+        run = {"K": self.K, "weight_decay": weight_decay, "momentum": self.momentum}
+        return theory.decay_budget([self.rate_sum(done)], **run, decoupled=self.decoupled or self.optimizer == "adamw")
 
 
-def explain(run: Run) -> dict[str, Any]:
+def explain(run: Run, *, sparsity: float | None = None) -> dict[str, Any]:
     """What a run does, as a dictionary of plain values.
 
     Args:
         run: The setting.
+        sparsity: Share of zeros to find a decay for, as a guide.
 
     Example:
         >>> result = explain(Run(K=9, M=2, weight_decay=1e-4, lr=0.256, momentum=0.875, epochs=100, steps_per_epoch=196))
@@ -88,19 +130,21 @@ def explain(run: Run) -> dict[str, Any]:
     configuration = theory.configuration(run.K, run.M, run.eps)
     adam = run.optimizer == "adamw"
     setting = {"K": run.K, "M": run.M, "eps": run.eps, "lam": run.weight_decay}
-    shrink = list(itertools.accumulate(run.shrink_rates()))
-    thousandth = next((step for step, total in enumerate(shrink, start=1) if total >= math.log(1000)), None)
+    budget = run.shrinkage()
+    after = bisect.bisect_left(range(run.steps + 1), math.log(1000), key=run.shrinkage)
     result: dict[str, Any] = {
         "run": dataclasses.asdict(run),
         "p": configuration.p,
         "configuration": configuration.name,
         "why": configuration.why + (" (with SGD; Adam rescales every gradient)" if adam else ""),
         "penalty": [] if adam else _penalty(setting),
-        "decay_budget": shrink[-1],
-        "ends_at": {"start": TYPICAL, "end": TYPICAL * math.exp(-shrink[-1])},
-        "thousandth_at_epoch": None if thousandth is None else thousandth / run.steps_per_epoch,
+        "decay_budget": budget,
+        "ends_at": {"start": run.start, "end": run.start * math.exp(-budget)},
+        "thousandth_at_epoch": after / run.steps_per_epoch if after <= run.steps else None,
         "sign_flips": _sign_flips(run),
         "nearest_preset": _nearest_preset(run),
+        "adamw": _adamw(run) if adam else None,
+        "sparsity": None if sparsity is None else _decay_for(run, sparsity),
     }
     if not all(math.isfinite(number) for row in result["penalty"] for number in row.values()):
         raise ValueError(f"M={run.M:g} is too large for K={run.K:g}: the penalty of small weights overflows")
@@ -114,6 +158,47 @@ def _penalty(setting: dict[str, float]) -> list[dict[str, float]]:
         values, slopes = theory.regularizer(MAGNITUDES, **setting), theory.regularizer_gradient(MAGNITUDES, **setting)
     rows = zip(MAGNITUDES, values.tolist(), slopes.tolist(), strict=True)
     return [{"x": x, "penalty": value, "gradient_to_hold": slope} for x, value, slope in rows]
+
+
+def _adamw(run: Run) -> dict[str, Any]:
+    """What Adam's step of about lr, whatever the gradient, allows: the largest weight, how far y moves, and better values."""
+    bound = theory.adamw_bound(run.K, run.weight_decay)
+    reach = run.rate_sum()
+    return {
+        "largest_weight": bound if bound < math.inf else None,
+        "reach": reach,
+        "start_of_y": run.start ** (1 / run.K),
+        "advice": theory.adamw_advice(run.K, reach / run.lr, start=run.start)._asdict() if run.start else None,
+    }
+
+
+def _decay_for(run: Run, sparsity: float) -> dict[str, Any]:
+    """The decays whose budgets gave a share of zeros on the recorded runs, between two of them on logarithmic scales."""
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"Invalid sparsity: {sparsity} (allowed: 0 <= sparsity < 1, such as 0.95)")
+    if run.optimizer == "adamw":  # measured at the advised rate; a slower run would need a decay that forbids its weights
+        advised = theory.adamw_advice(run.K, run.rate_sum() / run.lr, start=run.start or Run.start)
+        run = dataclasses.replace(run, lr=advised.lr, weight_decay=0.0)
+    decays: list[dict[str, Any]] = []
+    for study, points in MEASURED[run.optimizer].items():
+        budgets, zeros = zip(*points, strict=True)
+        if zeros[0] <= sparsity <= zeros[-1]:
+            left = [-math.log1p(-share) for share in zeros]
+            budget = math.exp(np.interp(-math.log1p(-sparsity), left, np.log(budgets)))
+            decays.append({"study": study, "decay_budget": budget, "weight_decay": budget / run.decay_budget_of(1.0)})
+    if not decays:
+        shares = [zeros for points in MEASURED[run.optimizer].values() for _, zeros in points]
+        raise ValueError(
+            f"sparsity = {sparsity:g}: the recorded runs went from {min(shares):.1%} to {max(shares):.1%}, and nothing was "
+            "measured beyond; to cut a trained model to any share, use rewa.finalize(model, sparsity=...)"
+        )
+    strongest = max(row["weight_decay"] for row in decays)
+    if run.optimizer == "adamw" and theory.adamw_bound(run.K, strongest) < theory.ADAMW_ROOM * run.start:
+        raise ValueError(
+            f"sparsity = {sparsity:g} needs weight_decay = {strongest:.2g} in a run of {run.steps} steps, and under AdamW that "
+            f"leaves no weight above {theory.adamw_bound(run.K, strongest):.2g}; train longer"
+        )
+    return {"zeros": sparsity, "lr": run.lr, "decays": decays}
 
 
 def _sign_flips(run: Run) -> dict[str, float | None] | None:
@@ -148,28 +233,61 @@ def _nearest_preset(run: Run) -> str:
 
 def _warnings(run: Run, result: dict[str, Any]) -> list[str]:
     """One sentence for each trap of the method that the setting walks into."""
+    return [*_start_warnings(run, result), *_adamw_warnings(run, result), *_decay_warnings(run, result)]
+
+
+def _start_warnings(run: Run, result: dict[str, Any]) -> list[str]:
+    """What becomes of weights where they start."""
     found = []
-    if run.M > 0 or (run.eps > 0 and run.K > 1):
+    if run.start == 0 and (run.M > 0 or (run.eps > 0 and run.K > 1)):
         found.append("Zero is absorbing: tensors that start at zero never train. Use rewa.param_groups for biases and norms.")
     flips = result["sign_flips"]
-    if flips is None or (flips["above"] or 0) > TYPICAL:
+    if run.start > 0 and (flips is None or (flips["above"] or 0) > run.start):
         where = "no weight" if flips is None else f"no weight below |x| = {flips['above']:.2g}"
         found.append(
             f"Zero is hard to cross: at this rate {where} changes its sign in a step (gradients up to {GRADIENT:g}); "
             "one that starts with the wrong sign is lost. Raise lr, lower M, or use rewa.reparametrize(form='pair')."
         )
-    needed, smaller = theory.regularizer_gradient([TYPICAL, TYPICAL / 10], run.K, run.M, run.eps, lam=run.weight_decay)
+    sizes = [run.start, run.start / 10]
+    needed, smaller = theory.regularizer_gradient(sizes, run.K, run.M, run.eps, lam=run.weight_decay)
     if needed > 0.1 and smaller > needed and run.optimizer == "sgd":
         found.append(
-            f"Growth: a weight that starts at {TYPICAL:g} needs a gradient above {needed:.2g} to grow; what sees less dies. "
+            f"Growth: a weight that starts at {run.start:g} needs a gradient above {needed:.2g} to grow; what sees less dies. "
             "Lower weight_decay or M, or start larger."
         )
-    if run.K >= 3:
+    if run.dtype != "float32":
         found.append(
-            f"Low precision: |y|^{run.K:g} underflows in float16. Weights in float16 or bfloat16 need ReWASGD or ReWAAdamW."
+            f"Low precision: in {run.dtype} small steps round to nothing, and |y|^{run.K:g} underflows in float16. "
+            "ReWASGD and ReWAAdamW keep y in float32 for such weights; other optimizers need float32 weights."
+        )
+    return found
+
+
+def _adamw_warnings(run: Run, result: dict[str, Any]) -> list[str]:
+    """What Adam makes of a rate and a decay that suit SGD, or plain weights."""
+    adam = result["adamw"]
+    if adam is None:
+        return []
+    found = []
+    largest, reach, start = adam["largest_weight"], adam["reach"], adam["start_of_y"]
+    if largest is not None and largest < theory.ADAMW_ROOM * run.start:
+        found.append(
+            "Decay forbids large weights: Adam moves y by about lr per step whatever its gradient, and the decay balances that "
+            f"at |y| = {1 / run.weight_decay:.2g}. So no weight above |x| = {largest:.2g} can exist; usual ones start at "
+            f"{run.start:g}. Lower weight_decay."
+        )
+    if reach < start:
+        found.append(
+            f"y hardly moves: it starts at about {start:.2g}, and all steps together move it by {reach:.2g} at most. Raise lr."
         )
     if run.optimizer == "adamw" and (run.M > 0 or run.eps > 0):
         found.append("Adam cancels a constant scale: M and eps act through their change over time only. Choose K.")
+    return found
+
+
+def _decay_warnings(run: Run, result: dict[str, Any]) -> list[str]:
+    """Penalties that are none, and decay that is too strong or too weak."""
+    found = []
     first = theory.effective_p(run.K, run.M)
     if result["configuration"] == "neither" and not 0 < first < 1:
         found.append(f"Not an l_p penalty with 0 < p < 1: {result['why']}.")
@@ -204,6 +322,8 @@ def to_text(result: dict[str, Any]) -> str:
         "decay": f"budget {result['decay_budget']:.3g} ({decay}): a weight that gets no gradient goes from {ends['start']:g} "
         f"to {ends['end']:.2g}, and {reaches} a thousandth of its start",
         "sign flips": _flips_in_words(flips, run),
+        **_adamw_in_words(result),
+        **_sparsity_in_words(result),
         "nearest preset": result["nearest_preset"],
     }
     lines = [
@@ -222,6 +342,37 @@ def to_text(result: dict[str, Any]) -> str:
         for warning in result["warnings"]:
             lines += textwrap.wrap(warning, 100, initial_indent="  - ", subsequent_indent="    ")
     return "\n".join(lines)
+
+
+def _adamw_in_words(result: dict[str, Any]) -> dict[str, str]:
+    adam = result["adamw"]
+    if adam is None:
+        return {}
+    largest = "no bound on |x|" if adam["largest_weight"] is None else f"no |x| above {adam['largest_weight']:.2g} can exist"
+    words = {
+        "adamw": f"{largest}, since a step moves y by about lr whatever its gradient; y starts at about "
+        f"{adam['start_of_y']:.2g} and can move by {adam['reach']:.2g} in the whole run"
+    }
+    if adam["advice"]:
+        setting = ", ".join(f"{name}={value:.2g}" for name, value in adam["advice"].items())
+        words["advice"] = f"try {setting} for a run of this length"
+    return words
+
+
+def _sparsity_in_words(result: dict[str, Any]) -> dict[str, str]:
+    guide = result["sparsity"]
+    if guide is None:
+        return {}
+    ranges = {}
+    for key in ("weight_decay", "decay_budget"):
+        values = [row[key] for row in guide["decays"]]
+        ranges[key] = f"{min(values):.2g}" + (f" to {max(values):.2g}" if len(values) > 1 else "")
+    studies = " and ".join(row["study"] for row in guide["decays"])
+    return {
+        f"{100 * guide['zeros']:g}% zeros": f"lr={guide['lr']:.3g} and weight_decay {ranges['weight_decay']}, "
+        f"a budget of {ranges['decay_budget']}: what it took on {studies} with K=9, M=2 for so many zeros within a point of "
+        "accuracy; a guide, not a promise"
+    }
 
 
 def _flips_in_words(flips: dict[str, float | None] | None, run: dict[str, Any]) -> str:

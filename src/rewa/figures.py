@@ -203,10 +203,9 @@ def draw_run(run: Run) -> Figure:
             yscale="log",
         )
         middle.grid(alpha=0.25)
-        epochs = np.arange(run.epochs * run.steps_per_epoch + 1) / run.steps_per_epoch
-        log_size = np.concatenate([[0.0], -np.cumsum(run.shrink_rates())]) / math.log(10)
-        thin = np.unique(np.linspace(0, len(epochs) - 1, 2000).astype(int))
-        right.plot(epochs[thin], log_size[thin], color=RED, linewidth=2.6)
+        steps = np.unique(np.linspace(0, run.steps, 2000).astype(int))
+        log_size = np.array([-run.shrinkage(int(step)) for step in steps]) / math.log(10)
+        right.plot(steps / run.steps_per_epoch, log_size, color=RED, linewidth=2.6)
         ticks = range(0, math.floor(log_size[-1]) - 1, -max(1, math.ceil(-log_size[-1] / 7)))
         right.set_yticks(ticks, [f"$10^{{{tick}}}$" for tick in ticks])
         right.set(title="a weight that gets no gradient", xlabel="epoch", ylabel="|x|, of its start")

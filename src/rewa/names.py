@@ -1,11 +1,27 @@
-"""Names that do not exist, and the nearest that do."""
+"""The words of messages: names that do not exist and the nearest that do, and what others say as plain text."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
-__all__ = ["nearest", "nearest_setting"]
+__all__ = ["nearest", "nearest_setting", "plain"]
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # by which a terminal is told colours and moves
+
+
+def plain(text: str) -> str:
+    r"""A message of another library in one line and without colours, which some write whatever they write to.
+
+    Args:
+        text: The message.
+
+    Example:
+        >>> plain("\x1b[31mtwo\x1b[0m\n  lines")
+        'two lines'
+    """
+    return " ".join(ESCAPE.sub("", text).split())
 
 
 def nearest(what: str, name: str, known: Iterable[str]) -> str:

@@ -9,13 +9,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from torch import Tensor
 
 from rewa.train.job import Job
 from rewa.train.loop import Watch
 from rewa.train.sweep import Failure, Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+    from rich.progress import ProgressColumn
 
 __all__ = ["Bars", "JsonLines", "Lines", "Stages", "sentence", "studying", "sweeping", "watching"]
 
@@ -57,6 +62,18 @@ def _shown(
         yield lines(stream)
 
 
+def _bar(*columns: ProgressColumn, console: Console, **options: Any) -> RichProgress:
+    """A progress bar with room for the ^C that a terminal echoes behind it: in a full line that would break the bar."""
+    from rich.constrain import Constrain
+    from rich.progress import Progress as RichProgress
+
+    class Bar(RichProgress):
+        def get_renderables(self) -> Iterator[Constrain]:
+            yield Constrain(self.make_tasks_table(self.tasks), console.width - len("^C"))
+
+    return Bar(*columns, console=console, **options)
+
+
 @contextmanager
 def sweeping(
     progress: Progress, *, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None
@@ -81,11 +98,10 @@ def sweeping(
         from rich.console import Console
         from rich.markup import escape
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
 
         columns = TextColumn("{task.fields[runs]} runs"), BarColumn(), TextColumn("{task.completed}/{task.total} epochs")
         times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
-        with RichProgress(*columns, *times, console=Console(file=stream)) as bar:
+        with _bar(*columns, *times, console=Console(file=stream)) as bar:
             task = bar.add_task("", total=progress.epochs()[1], runs=f"0/{len(progress.jobs)}")
 
             def draw() -> None:
@@ -224,12 +240,12 @@ class Bars(Watch):
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 
         self.console = Console(file=stream)
         # What is beside the bar leaves room for it in 80 columns.
         columns = BarColumn(bar_width=None), TextColumn("{task.fields[state]}", markup=False)
-        self.progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=self.console, expand=True)
+        self.progress = _bar(*columns, TextColumn("left"), TimeRemainingColumn(), console=self.console, expand=True)
         self.task: TaskID | None = None  # a run that was finished before has none
         self.state, self.shown, self.epochs, self.done, self.steps_per_epoch = "", 0.0, 0, 0, 1.0
 
@@ -393,11 +409,11 @@ class _BarStages(Stages):
 
     def _begin(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         if self.progress is None:
             columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-            self.progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(file=self.stream))
+            self.progress = _bar(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(file=self.stream))
             self.progress.start()
         else:
             self.progress.stop_task(self.task)  # its clock

@@ -37,6 +37,7 @@ HOOKS = {
 class Upper(On):
     name: ClassVar[str] = "upper"
     line: ClassVar[str] = "does something"
+    strength_is: ClassVar[str] = "size of something"
 
     size: int = 1
 
@@ -79,7 +80,7 @@ def test_the_weights_are_those_of_the_method_below():
 def test_names_lines_and_settings():
     assert (Upper().label, Upper().what) == ("upper", "does something")
     method = Upper(on=ReWA(K=3), size=2)
-    assert (method.label, method.what) == ("rewa+upper", "does something, while ReWA trains")
+    assert (method.label, method.what) == ("rewa+upper", "does something, while rewa trains")
     assert method.settings == {"size": 2, "on": {"name": "rewa", "K": 3, "M": 2, "eps": 0.0}}
 
 

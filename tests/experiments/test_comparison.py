@@ -51,6 +51,28 @@ def test_a_result_is_written_with_the_numbers_behind_it(tmp_path):
     assert "dense" in (tmp_path / "table.md").read_text()
 
 
+def test_every_result_has_the_quick_version_that_the_command_offers():
+    assert [name for name, result in RESULTS.items() if not result.quick] == []
+
+
+def test_the_quick_version_of_a_comparison_writes_everything_in_seconds(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,))
+    contenders = [Contender(method=name, strengths=(1e-3, 1e-2)) for name in ("dense", "l1", "rewa")]
+    result = SweepResult(line="a small one", sweep=Sweep(recipe=recipe, methods=tuple(contenders), seeds=5), table=(5.0, 50.0))
+    written = result.run(tmp_path, How(quick=True, workers=1))
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-dense-0.001-s0", "digits-l1-0.001-s0"]
+    assert {path.name for path in written} >= {"report.html", "numbers.json", "table.md"}
+
+
+def test_the_quick_version_of_a_chosen_comparison_is_small():
+    for name in ("fashion-mnist", "cifar10-cpu", "fashion-mnist-ablations"):
+        small = RESULTS[name].small()
+        assert (small.sweep.recipe.epochs, small.sweep.seeds, len(small.sweep.methods), len(small.table)) == (1, 1, 2, 1)
+        assert all(len(one.strengths) == 1 for one in small.sweep.methods)
+        assert RESULTS[name].sweep.recipe.name == small.sweep.recipe.name
+
+
 def test_runs_that_fail_are_named(tmp_path):
     torch.set_default_dtype(torch.float32)
     recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1,))

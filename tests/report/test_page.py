@@ -50,11 +50,11 @@ def test_legend_hides_and_shows_a_line(visit, report):
 
 def test_zoom(visit, report):
     page = visit(report)
-    before = lines(page).first.get_attribute("d")
+    before = lines(page).last.get_attribute("d")
     page.get_by_role("button", name="all", exact=True).click()
-    heights = [float(y) for y in re.findall(r",([\d.-]+)", lines(page).first.get_attribute("d"))]
+    heights = [float(y) for y in re.findall(r",([\d.-]+)", lines(page).last.get_attribute("d"))]
     box = page.locator("figure[data-comparison] .plot svg").first.get_attribute("viewBox")
-    assert lines(page).first.get_attribute("d") != before
+    assert lines(page).last.get_attribute("d") != before
     assert max(heights) < float(box.split()[3])  # the collapsed points, too, are inside
     assert max(float(y) for y in re.findall(r",([\d.-]+)", before)) > float(box.split()[3])
 
@@ -65,7 +65,7 @@ def test_tooltip(visit, report):
     assert not tip.is_visible()
     page.locator("figure[data-comparison] .plot svg g circle").nth(6).hover()
     text = tip.inner_text()
-    assert text.startswith("dense")
+    assert text.startswith("rewa")
     for part in ("± ", "at least 10x", "n = 3 seeds", "(seed 2)", "strength"):
         assert part in text
     page.locator("h1").hover()
@@ -144,14 +144,15 @@ def test_prints_everything_in_light_colours(visit, report):
 
 
 def test_many_methods_and_two_recipes(visit, tmp_path, plausible, overflow):
-    """23 methods can be told apart by colour, dash and marker; a loss stands beside an accuracy."""
+    """Of 23 methods seven have a colour each and the rest is grey until it is pointed at; a loss stands beside an accuracy."""
     names = [f"method-{index}" for index in range(23)]
     plausible(tmp_path / "runs", names, seeds=1)
     plausible(tmp_path / "runs" / "more", ("dense", "rewa"), seeds=1, recipe="text", metric="loss")
     page = visit(write(tmp_path / "runs", tmp_path / "report.html", figures=False)[0], PHONE)
     first = page.locator("figure[data-comparison='0']")
-    looks = {(path.get_attribute("stroke"), path.get_attribute("stroke-dasharray")) for path in first.locator(".line").all()}
-    assert len(looks) == 23
+    strokes = [path.get_attribute("stroke") for path in first.locator(".line").all()]
+    assert len(strokes) == 23
+    assert len({stroke for stroke in strokes if stroke != "var(--other)"}) == strokes.count("var(--other)") - 9 == 7
     assert page.locator("figure[data-comparison='1'] path.line").count() == 2
     assert "2 comparisons" in page.locator("h1").inner_text()
     first.get_by_role("button", name="hide all").click()
@@ -180,3 +181,25 @@ def test_odd_records(visit, tmp_path, saved, made):
         page.locator("#run").select_option(value=option.get_attribute("value"))
     page.locator("#run").select_option(label="toy-l1-0.01-s0 (running)")
     assert "no accuracy of any epoch yet" in page.locator("#training").inner_text()
+
+
+def test_the_legend_says_which_lines_are_out_of_range(visit, tmp_path, saved, made):
+    """A method far below the range near the best has a legend entry that says so, until all is shown."""
+    for name, test in {"gmp": 90.0, "l1": 89.0, "collapsed": 10.0}.items():
+        saved(tmp_path / "runs", made(name, points=[(1000, test, test), (200, test, test)]))
+    page = visit(write(tmp_path / "runs", tmp_path / "report.html", figures=False)[0])
+    out = page.locator(".legend button.out")
+    assert [button.inner_text() for button in out.all()] == ["collapsed (below the range)"]
+    page.get_by_role("button", name="all", exact=True).click()
+    assert out.count() == 0
+
+
+def test_a_phone_is_told_that_a_table_goes_on(visit, report):
+    page = visit(report, PHONE)
+    hint = page.locator(".hint").first
+    assert hint.is_visible()
+    assert "sideways" in hint.inner_text()
+    page.locator(".scroll").first.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    page.wait_for_function("() => document.querySelector('.hint').hidden")
+    wide = visit(report, {"width": 2400, "height": 900})
+    assert not wide.locator(".hint").first.is_visible()

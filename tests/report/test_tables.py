@@ -3,16 +3,17 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import statistics
 
 import pytest
 
 from rewa.report import compare, read, to_markdown, write
-from rewa.report.figure import BANDS, draw, leaders, top_range
+from rewa.report.figure import BANDS, COLORS, draw, leaders, top_range
 from rewa.report.page import page
 from rewa.report.records import scan
 from rewa.report.tables import ladder
-from rewa.report.text import finding, points_csv, table_csv
+from rewa.report.text import finding, points_csv, table_csv, to_plain
 
 
 @pytest.fixture
@@ -376,3 +377,98 @@ def test_who_leads_at_most_compressions_is_drawn_in_colour_wherever_it_ends(comp
     others = [made(method=f"m{number}", points=[(100, 87.0, 87.0)]) for number in range(9)]
     (comparison,) = comparisons(*others, made(method="mask", points=[(200, 91.0, 91.0), (100, 50.0, 50.0)]))
     assert leaders(comparison)[0] == "mask"
+
+
+def cells_of(comparison):
+    """The first table of the page: a row of cells for each method."""
+    table = page([comparison]).split("<tbody>")[1].split("</tbody>")[0]
+    return {re.search(r">([^<]+)<small", row)[1]: row.split("<td>")[2:] for row in table.split("</tr>") if "<td>" in row}
+
+
+def test_bold_is_the_best_mean_of_repeated_runs_and_all_that_print_alike(comparisons, made):
+    """A single seed is luck; 89.001 and 89.004 both print as 89.00."""
+    repeated = {"gmp": 89.004, "l1": 89.001, "rewa": 88.9}
+    records = [made(name, seed=seed, points=[(1000, 90.0, test)]) for name, test in repeated.items() for seed in (0, 1)]
+    (comparison,) = comparisons(*records, made("spred", points=[(1000, 99.0, 99.0)]))
+    bold = {name: "<strong>" in cells[0] for name, cells in cells_of(comparison).items()}
+    assert bold == {"gmp": True, "l1": True, "rewa": False, "spred": False}
+
+
+def test_a_tie_within_the_noise_is_bold_on_both_sides(comparisons, made):
+    """90 and 89 with a spread of 2 over two seeds: the standard error of the difference is 2; 87 is beyond it."""
+    spreads = {"gmp": (91.41, 88.59), "l1": (90.41, 87.59), "rewa": (88.41, 85.59)}
+    records = [
+        made(name, seed=seed, points=[(1000, 90.0, test)]) for name, tests in spreads.items() for seed, test in enumerate(tests)
+    ]
+    (comparison,) = comparisons(*records)
+    assert {name: "<strong>" in cells[0] for name, cells in cells_of(comparison).items()} == {
+        "gmp": True,
+        "l1": True,
+        "rewa": False,
+    }
+
+
+def test_one_seed_for_all_makes_nothing_bold(comparisons, made):
+    (comparison,) = comparisons(made("l1"), made("rewa"))
+    assert not any("<strong>" in cell for cells in cells_of(comparison).values() for cell in cells)
+
+
+def test_rows_and_lines_of_the_page_are_sorted_best_first(comparisons, made):
+    scores = {"a": 70.0, "b": 90.0, "c": 80.0, "dense": 60.0}
+    (comparison,) = comparisons(*(made(name, points=[(1000, 95.0, test)]) for name, test in scores.items()))
+    assert list(cells_of(comparison)) == ["b", "c", "a", "dense"]
+    data = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])
+    assert [one["label"] for one in data["comparisons"][0]["series"]] == ["b", "c", "a", "dense"]
+
+
+def test_no_two_coloured_lines_share_a_colour(comparisons, made):
+    """Of 16 methods those in front have the colours, one each, and the rest is grey."""
+    (comparison,) = comparisons(*(made(f"m{number:02}", points=[(1000, 95.0, 90.0 - number)]) for number in range(16)))
+    (chart,) = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])["comparisons"]
+    coloured = [one for one in chart["series"] if not one["muted"]]
+    assert [one["label"] for one in coloured] == [f"m{number:02}" for number in range(len(COLORS))]
+    assert len({one["style"] % len(COLORS) for one in coloured}) == len(COLORS) == BANDS
+    (comparison,) = comparisons_of(comparison, 3)
+    (chart,) = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])["comparisons"]
+    assert not any(one["muted"] for one in chart["series"])
+
+
+def comparisons_of(comparison, count):
+    """The same with its first methods only."""
+    return compare([run for run in comparison.runs if int(run.method[1:]) < count])
+
+
+def test_the_page_opens_on_the_run_that_its_first_sentence_is_about(comparisons, made):
+    """Not on the most compressed one, where everything has collapsed."""
+    points = [(1000, 90.0, 90.0), (100, 89.5, 89.5), (10, 20.0, 20.0)]
+    (comparison,) = comparisons(
+        made("l1", points=points), made("rewa", points=[(100, 80.0, 80.0), (10, 40.0, 40.0)]), made("gmp", points=points[:1])
+    )
+    assert finding(comparison).startswith("At 10x")
+    data = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])
+    assert data["runs"][data["start"]]["method"] == "l1"
+
+
+def test_a_method_without_a_point_has_no_line_and_no_legend(comparisons, made):
+    (comparison,) = comparisons(made("l1"), made("rewa", points=[(500, 80.0, math.nan)]))
+    (chart,) = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])["comparisons"]
+    assert [one["label"] for one in chart["series"]] == ["l1"]
+
+
+def test_a_sweep_ends_with_a_table(comparisons, made):
+    weak = [made("l1", 0.1, seed, points=[(1000, 90.0, 88.0 + seed), (100, 80.0, 70.0)], file_bytes=600) for seed in (0, 1)]
+    strong = [made("l1", 0.2, seed, points=[(200, 85.0, 84.0)], file_bytes=400) for seed in (0, 1)]
+    (comparison,) = comparisons(*weak, *strong, made("dense", points=[(1000, 91.0, 90.0)], file_bytes=4400))
+    header, l1, chosen, dense = to_plain(comparison).splitlines()[-4:]
+    assert re.split(r"  +", header) == ["method", "seeds", "5x", "smallest file"]
+    assert re.split(r"  +", l1) == ["l1", "2", "84.00 ± 0.00", "none"]
+    assert chosen.split() == ["0.2"]
+    assert re.split(r"  +", dense) == ["dense", "1", "-", "4,400 bytes, 90.00"]
+    assert max(map(len, to_plain(comparison).splitlines())) <= 100
+
+
+def test_a_table_says_which_strengths_were_chosen(comparisons, made):
+    better = {(0.1, 0), (0.2, 1)}
+    pairs = [(strength, seed) for strength in (0.1, 0.2) for seed in (0, 1)]
+    (comparison,) = comparisons(*(made("l1", *pair, points=[(200, 80.0 + (pair in better), 70.0)]) for pair in pairs))
+    assert to_plain(comparison).splitlines()[-1].strip() == "0.1 to 0.2"

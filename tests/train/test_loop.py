@@ -399,3 +399,33 @@ def test_checkpoints_are_written_at_every_epoch(tmp_path):
     watch.epoch = lambda row: seen.append(checkpoint.load_latest(tmp_path / "run" / "checkpoints"))
     train(Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run"), tmp_path, watch=watch)
     assert [found and found.step for found in seen] == [None, 16, 32]
+
+
+def test_the_first_epochs_are_validated_with_fresh_batch_norms(tmp_path):
+    """After two steps running averages are still those of the start; the row has the accuracy with averages over the data."""
+    recipe = replace(SHORT, epochs=1, batch_size=512)
+    record = train(Job(recipe=recipe, method=make("dense", strength=1e-3)), tmp_path)
+    data = load("digits")
+    model = build_model(recipe, data)
+    trained = load_file(tmp_path / "digits-dense-0.001-s0" / "trained.safetensors")
+    model.load_state_dict(trained)
+
+    def validated():
+        model.eval()
+        with torch.no_grad():
+            right = [(model(x).argmax(1) == y).double() for x, y in data.evaluation("validation", batch_size=512)]
+        return 100 * torch.cat(right).mean().item()
+
+    stale = validated()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    with torch.no_grad():
+        for x, _ in data.evaluation("train", batch_size=512, limit=recipe.recalibrate):
+            model(x)
+    assert record["epochs"][0]["validation_accuracy"] == pytest.approx(validated())
+    assert abs(stale - validated()) > 1
+    # What is trained is left alone: two steps of momentum 0.1 from the start.
+    assert {int(value) for name, value in trained.items() if name.endswith("num_batches_tracked")} == {2}

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
-from rewa import cli
+from rewa import cli, report
 from rewa.baselines import make, names
 from rewa.train.job import Job
 from rewa.train.loop import train
@@ -436,7 +436,10 @@ def test_ray_stops_goes_on_and_replaces_a_killed_worker(tmp_path, cluster, undis
         until(lambda: trainers(tmp_path).get(RUNS[0], killed) != killed)
         code, output, _ = finish(process)
     assert code == 0
-    assert [line.split()[0] for line in output.splitlines()] == ["1/2", "2/2", "next:"]  # and nothing from Ray
+    first, second, *table, last = output.splitlines()
+    assert [line.split()[0] for line in (first, second, last)] == ["1/2", "2/2", "next:"]
+    (comparison,) = report.compare(report.read([tmp_path / name for name in RUNS]))
+    assert "\n".join(table).strip() == report.to_plain(comparison)  # and nothing from Ray
     assert {name: outcome(tmp_path / name) for name in RUNS} == undisturbed
 
 

@@ -39,7 +39,7 @@ METHODS: dict[str, type[Method]] = {
         *(ClippedLp, L1ClippedLp, Half, SCAD, MCP, AdaptiveLasso, STR, HardConcrete, GMP, RigL, ACDC, HAM),
     )
 }
-TOGETHER = ("rewa+gmp", "rewa+rigl", "rewa+acdc", "rewa+ham", "rewa-annealed+gmp", "acdc+ham")
+TOGETHER = ("rewa+gmp", "rewa+rigl", "rewa+acdc", "rewa+ham", "rewa-annealed+gmp", "gmp+ham", "acdc+ham")
 
 
 def names() -> list[str]:

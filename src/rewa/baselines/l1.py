@@ -26,7 +26,7 @@ class Penalized(Method):
     def start(self, model: nn.Module, plan: Plan) -> Optimizer:
         """Take hold of the weights, once a strength is chosen."""
         if not self.strength >= 0:
-            raise ValueError(f"Invalid strength: {self.strength} (allowed: a number >= 0, such as one of grid(plan))")
+            raise ValueError(f"Invalid strength: {self.strength} (allowed: a number >= 0, the {self.strength_is})")
         return super().start(model, plan)
 
     def weight_decay(self) -> float:

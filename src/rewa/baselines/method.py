@@ -118,6 +118,11 @@ class Method(ABC):
         return self.line
 
     @property
+    def source(self) -> str:
+        """Where it was published; with the source of the method it stands on, if it stands on one."""
+        return self.paper
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The settings by name, the strength aside."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "strength"}
@@ -146,7 +151,7 @@ class Method(ABC):
     def check(self) -> None:
         """Refuse a strength that no run can have."""
         if not (math.isfinite(self.strength) and self.strength >= 0):
-            raise ValueError(f"Invalid strength: {self.strength} (allowed: a finite number >= 0, such as one of grid(plan))")
+            raise ValueError(f"Invalid strength: {self.strength} (allowed: a finite number >= 0, the {self.strength_is})")
 
     def prepare(self, model: nn.Module) -> None:
         """Change the plain model before it moves or is wrapped: parametrize, for instance.

@@ -38,7 +38,12 @@ class On(Method):
     @property
     def what(self) -> str:
         """What both do, in a line."""
-        return self.line if self.on.name == "dense" else f"{self.line}, while {type(self.on).__name__} trains"
+        return self.line if self.on.name == "dense" else f"{self.line}, while {self.on.label} trains"
+
+    @property
+    def source(self) -> str:
+        """Where both were published, in the order of the label."""
+        return self.paper if self.on.name == "dense" else f"{self.on.source} + {self.paper}"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -135,6 +135,7 @@ class AnnealedReWA(ReWA):
 
     name: ClassVar[str] = "rewa-annealed"
     line: ClassVar[str] = "ReWA that starts as plain SGD: K and M grow, with SGD's step for a weight of the usual size"
+    paper: ClassVar[str] = "this project, on ReWA, ICML 2026"
 
     matched: ClassVar[bool] = True
 
@@ -230,6 +231,7 @@ class MatchedPair(ReWAPair):
 
     name: ClassVar[str] = "rewa-pair-matched"
     line: ClassVar[str] = "ReWA on x = u^2 - v^2 that starts as plain SGD: what decay leaves small moves less and less"
+    paper: ClassVar[str] = "this project, on ReWA, ICML 2026"
 
     K: float = 2
     M: float = 1

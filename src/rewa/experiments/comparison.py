@@ -46,6 +46,7 @@ class SweepResult(Result):
 
     trains_networks: ClassVar[bool] = True
 
+    quick: bool = True
     sweep: Sweep
     table: tuple[float, ...] = ()
     within: float = math.inf
@@ -63,6 +64,8 @@ class SweepResult(Result):
             RunsFailed: When the other runs are done.
             Stopped: After SIGTERM or SIGINT, when every run has saved itself.
         """
+        if how.quick:
+            return self.small().run(out, dataclasses.replace(how, quick=False))
         runs = out / "runs"
         do = partial(run_jobs, out=runs, show=how.progress.sweep, root=how.root, device=how.device, workers=how.workers)
         if not how.trained:
@@ -77,6 +80,10 @@ class SweepResult(Result):
         if self.table:
             self._measure(out, how)
         return self.write(out)
+
+    def small(self) -> SweepResult:
+        """The quick version: two methods, an epoch, a seed, and one compression to choose for."""
+        return dataclasses.replace(self, sweep=self.sweep.small(), table=self.table[:1])
 
     def _measure(self, out: Path, how: How) -> None:
         """What takes the weights of the runs, for which records do not suffice: bytes, latency, and how far ReWA's shrank.

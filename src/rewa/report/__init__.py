@@ -3,6 +3,6 @@
 from rewa.report.page import write
 from rewa.report.records import Run, read
 from rewa.report.tables import Comparison, compare
-from rewa.report.text import to_markdown
+from rewa.report.text import to_markdown, to_plain
 
-__all__ = ["Comparison", "Run", "compare", "read", "to_markdown", "write"]
+__all__ = ["Comparison", "Run", "compare", "read", "to_markdown", "to_plain", "write"]

@@ -21,19 +21,21 @@ const charts = (() => {
   };
   const color = (style) => `var(--c${style % 7})`;
   const dash = (style) => data.dashes[Math.floor(style / 7) % data.dashes.length] || null;
-  const marker = (style, x, y, size = 3.6) => {
-    const s = size, path = (d) => svg("path", { d, fill: color(style) });
+  const marker = (style, x, y, fill = color(style), size = 3.6) => {
+    const s = size, path = (d) => svg("path", { d, fill });
     switch (style % 5) {
-      case 0: return svg("circle", { cx: x, cy: y, r: s, fill: color(style) });
+      case 0: return svg("circle", { cx: x, cy: y, r: s, fill });
       case 1: return path(`M${x - s},${y - s}h${2 * s}v${2 * s}h${-2 * s}z`);
       case 2: return path(`M${x},${y - 1.35 * s}l${1.35 * s},${1.35 * s}l${-1.35 * s},${1.35 * s}l${-1.35 * s},${-1.35 * s}z`);
       case 3: return path(`M${x},${y - 1.25 * s}l${1.2 * s},${2.2 * s}h${-2.4 * s}z`);
       default: return path(`M${x},${y + 1.25 * s}l${1.2 * s},${-2.2 * s}h${-2.4 * s}z`);
     }
   };
-  const swatch = (style, line = dash(style), marked = true) => svg("svg", { width: 30, height: 12, "aria-hidden": "true" },
-    svg("line", { x1: 1, x2: 29, y1: 6, y2: 6, stroke: color(style), "stroke-width": 2.2, "stroke-dasharray": line }),
-    ...(marked ? [marker(style, 15, 6)] : []));
+  const swatch = (style, line = dash(style), marked = true, stroke = color(style)) => svg("svg", { width: 30, height: 12, "aria-hidden": "true" },
+    svg("line", { x1: 1, x2: 29, y1: 6, y2: 6, stroke, "stroke-width": 2.2, "stroke-dasharray": line }),
+    ...(marked ? [marker(style, 15, 6, stroke)] : []));
+  // The colour of a line: grey for one that has none of its own, until it is pointed at.
+  const stroke = (one) => one.muted ? "var(--other)" : color(one.style);
   const compact = (value) => {
     if (value === 0) return "0";
     const size = Math.abs(value);
@@ -168,7 +170,7 @@ const charts = (() => {
       if (!one.band) continue;
       for (const points of pieces(one.points).filter(spread)) {
         const edge = (end, some) => some.map((point) => `${px(point.x)},${end(point)}`).join("L");
-        inside.append(svg("path", { class: `band${one.dim ? " dim" : ""}`, fill: color(one.style), d: `M${edge(high, points)}L${edge(low, [...points].reverse())}Z` }));
+        inside.append(svg("path", { class: `band${one.dim ? " dim" : ""}`, fill: stroke(one), d: `M${edge(high, points)}L${edge(low, [...points].reverse())}Z` }));
       }
     }
     let taken = -Infinity;
@@ -182,7 +184,8 @@ const charts = (() => {
     for (const one of series) {
       if (!one.points.some((point) => point.y !== null)) continue;
       const d = pieces(one.points).map((points) => "M" + points.map((point) => `${px(point.x).toFixed(1)},${py(point.y).toFixed(1)}`).join("L")).join("");
-      inside.append(svg("path", { class: `line${one.faint ? " faint" : ""}${one.dim ? " dim" : ""}`, d, stroke: one.faint ? null : color(one.style), "stroke-dasharray": one.dash ?? null }));
+      const put = (...nodes) => one.muted ? inside.prepend(...nodes) : inside.append(...nodes);  // grey lies below colour
+      put(svg("path", { class: `line${one.faint ? " faint" : ""}${one.dim ? " dim" : ""}`, d, stroke: one.faint ? null : stroke(one), "stroke-dasharray": one.dash ?? null }));
       if (one.faint) continue;
       const marks = svg("g", one.dim ? { class: "dim" } : {});
       for (const point of one.points) {
@@ -192,11 +195,11 @@ const charts = (() => {
         targets.push(at);
         if (one.bars && spread([point])) {
           const [from, to] = [low(point), high(point)];
-          marks.append(svg("path", { class: "whisker", stroke: color(one.style), d: `M${at.x - 4},${from}h8M${at.x - 4},${to}h8M${at.x},${from}V${to}` }));
+          marks.append(svg("path", { class: "whisker", stroke: stroke(one), d: `M${at.x - 4},${from}h8M${at.x - 4},${to}h8M${at.x},${from}V${to}` }));
         }
-        if (one.markers || one.points.length === 1) marks.append(marker(one.style, at.x, at.y));
+        if (one.markers || one.points.length === 1) marks.append(marker(one.style, at.x, at.y, stroke(one)));
       }
-      inside.append(marks);
+      put(marks);
     }
     const ring = svg("circle", { class: "ring", r: 7, visibility: "hidden" });
     root.append(ring);
@@ -244,7 +247,7 @@ const charts = (() => {
   const legendButtons = (legend, series, { label, swatchOf, draw }) => {
     const hidden = new Set(), buttons = new Map();
     let every = null;
-    const state = { hidden, hovered: null };
+    const state = { hidden, buttons, hovered: null };
     const update = () => {
       buttons.forEach((button, one) => button.setAttribute("aria-pressed", String(!hidden.has(one))));
       if (every) every.textContent = hidden.size ? "show all" : "hide all";
@@ -272,6 +275,18 @@ const charts = (() => {
     return state;
   };
 
+  // ---- tables ------------------------------------------------------------------------------------------------------
+
+  // A table that goes on beyond the screen says so until its last column is in view.
+  for (const box of document.querySelectorAll(".scroll")) {
+    const hint = element("p", { class: "hint" }, "Scroll sideways for more columns →");
+    box.before(hint);
+    const look = () => { hint.hidden = box.scrollLeft + box.clientWidth >= box.scrollWidth - 4; };
+    box.addEventListener("scroll", look);
+    new ResizeObserver(look).observe(box);
+    look();
+  }
+
   window.addEventListener("beforeprint", () => { for (const each of document.querySelectorAll("details")) each.open = true; });
-  return { data, svg, element, color, dash, marker, swatch, compact, power, whole, fitted, linearTicks, logTicks, scale, explore, lineChart, legendButtons, responsive };
+  return { data, svg, element, color, dash, marker, swatch, compact, power, whole, fitted, linearTicks, logTicks, scale, explore, lineChart, legendButtons, responsive, stroke };
 })();

@@ -3,85 +3,43 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rewa.report.tables import Comparison
+from rewa.report.tables import Comparison, ranking, top_range
 from rewa.report.text import headline, unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["BANDS", "COLORS", "DASHES", "MARKERS", "draw", "leaders", "styles", "top_range"]
+__all__ = ["BANDS", "COLORS", "DASHES", "MARKERS", "draw", "leaders", "styles"]
 
 # Okabe and Ito's colours but for their yellow, which does not show on white. Seven colours, four dashes and five markers
 # repeat at different places, so that 28 lines differ in colour or dash, and neighbours in everything.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 3), (2, 2.5), (8, 3, 2, 3))
 MARKERS = ("o", "s", "D", "^", "v")
-BANDS = 8  # lines that can have a band of their spread: more cover each other
+BANDS = len(COLORS)  # lines in colour, each with one of its own and a band of its spread: more cover each other
 
 
 def styles(comparisons: Sequence[Comparison]) -> dict[str, int]:
-    """A number for each method that gives its colour, dash and marker: the same wherever it appears.
+    """A number for each method that gives its colour, dash and marker: the same wherever it appears, those in front first.
 
     Args:
         comparisons: All that appear together.
     """
-    labels = dict.fromkeys(label for comparison in comparisons for label in _labels(comparison))
-    return {label: index for index, label in enumerate(labels)}
-
-
-def _labels(comparison: Comparison) -> list[str]:
-    finished = [entry.label for entry in comparison.entries]
-    return finished + sorted(set(comparison.labels.values()) - set(finished))
-
-
-def top_range(comparison: Comparison) -> tuple[float, float]:
-    """The part of the metric's axis that matters: from the best mean to six times the allowed drop behind it.
-
-    Collapsed points would press everything else into a line. The range is doubled until at least two methods have a point in
-    it, reaches down to the best method of a compression if that is at most twice as far, and is no wider than all points need.
-
-    Args:
-        comparison: The comparison.
-    """
-    lines = [[cell.mean for cell in entry.line if math.isfinite(cell.mean)] for entry in comparison.entries]
-    means = [mean for line in lines for mean in line]
-    if not means:
-        return (0.0, 1.0)
-    sign = comparison.sign
-    best = sign * max(sign * mean for mean in means)
-    nearest = sorted(min(abs(mean - best) for mean in line) for line in lines if line)
-    span = 6 * comparison.max_drop or 0.05 * abs(best) or 1.0
-    while span < nearest[min(1, len(nearest) - 1)]:
-        span *= 2
-    front = [abs(there[0][1].mean - best) for there in map(comparison.best, comparison.compressions) if there]
-    span = max(span, 1.15 * max((gap for gap in front if gap <= 2 * span), default=0.0))
-    span = min(span, 1.1 * max(abs(mean - best) for mean in means) or span)
-    ends = (best - sign * span, best + sign * 0.12 * span)
-    return (min(ends), max(ends))
+    front = [label for comparison in comparisons for label in leaders(comparison)]
+    rest = [label for comparison in comparisons for label in (*ranking(comparison), *sorted(comparison.labels.values()))]
+    return {label: index for index, label in enumerate(dict.fromkeys([*front, *rest]))}
 
 
 def leaders(comparison: Comparison) -> list[str]:
-    """The methods that a figure can show in colour: those nearest to the best one, over the part that matters.
-
-    The middle of the gaps counts: a mask that leads up to what it was made for and falls apart beyond it is a leader.
+    """The methods that a figure can show in colour: the first of :func:`rewa.report.tables.ranking`.
 
     Args:
         comparison: The comparison.
     """
-    low, high = top_range(comparison)
-    gaps: dict[str, list[float]] = {entry.label: [] for entry in comparison.entries}
-    for compression in comparison.compressions:
-        best = comparison.best(compression)
-        if best and low <= best[0][1].mean <= high:
-            for entry in comparison.entries:
-                cell = entry.table.get(compression)
-                gap = abs(cell.mean - best[0][1].mean) if cell and math.isfinite(cell.mean) else math.inf
-                gaps[entry.label].append(min(gap, high - low))
-    return sorted(gaps, key=lambda label: statistics.median(gaps[label] or [0.0]))[:BANDS]
+    return ranking(comparison)[:BANDS]
 
 
 def draw(comparisons: Sequence[Comparison]) -> Figure:
@@ -111,12 +69,6 @@ def draw(comparisons: Sequence[Comparison]) -> Figure:
                 x, y = [cell.compression for cell in cells], [cell.mean for cell in cells]
                 color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
                 colored = entry.label in bright
-                if len(comparison.entries) > BANDS and colored:
-                    # So many lines: the leaders share out the colours among themselves.
-                    color, dash = (
-                        COLORS[bright.index(entry.label) % len(COLORS)],
-                        DASHES[bright.index(entry.label) // len(COLORS)],
-                    )
                 axes.plot(
                     x,
                     y,

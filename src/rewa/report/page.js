@@ -1,5 +1,5 @@
 (() => {
-  const { data, svg, element, dash, swatch, compact, power, whole, linearTicks, logTicks, scale, lineChart, legendButtons, responsive } = charts;
+  const { data, svg, element, dash, swatch, compact, power, whole, linearTicks, logTicks, scale, lineChart, legendButtons, responsive, stroke } = charts;
 
   // ---- metric against compression ----------------------------------------------------------------------------------
 
@@ -16,7 +16,7 @@
         label: `${chart.title}. The numbers are in the table below.`,
         x: { log: true, domain: [1, furthest], format: (value) => `${compact(value)}x`, label: "compression of the prunable weights (all / nonzero), at least", short: "compression (all / nonzero), at least" },
         y: { domain: chart[zoom], format: compact, label: chart.unit },
-        series: visible.map((one) => ({ ...one, markers: true, dash: dash(one.style), band: visible.length <= data.bands || one === hovered, dim: hovered !== null && hovered !== one })),
+        series: visible.map((one) => ({ ...one, markers: true, dash: dash(one.style), muted: one.muted && hovered !== one, band: visible.length <= data.bands || one === hovered, dim: hovered !== null && hovered !== one })),
         says: (one, point) => [
           one.label,
           `${chart.unit.replace(", %", "")} ${point.text}${percent}`,
@@ -26,8 +26,14 @@
           `strength: ${point.chosen.slice(0, 8).map(([seed, strength]) => `${strength === null ? "–" : compact(strength)} (seed ${seed})`).join(", ")}${point.chosen.length > 8 ? ", …" : ""}`,
         ],
       });
+      // A line that has no point in the range has a legend entry all the same, which must say why.
+      for (const [one, button] of shown.buttons || []) {
+        const [low, high] = chart[zoom], out = one.points.every((point) => point.y < low || point.y > high);
+        button.classList.toggle("out", out);
+        button.lastChild.textContent = out ? `${one.label} (${one.points[0].y < low ? "below" : "above"} the range)` : one.label;
+      }
     };
-    const shown = legendButtons(legend, series, { label: "Methods shown", swatchOf: (one) => swatch(one.style), draw });
+    const shown = legendButtons(legend, series, { label: "Methods shown", swatchOf: (one) => swatch(one.style, dash(one.style), true, stroke(one)), draw });
     const group = element("div", { class: "zoom", role: "group", "aria-label": "Range of the vertical axis" });
     for (const which of ["top", "all"]) {
       const button = element("button", { type: "button", "aria-pressed": String(which === zoom) }, which);
@@ -61,7 +67,7 @@
     const series = columns.map((column, index) => ({ ...looks[index], label: column.replace("_", " "), points: points(run, column) }));
     const siblings = data.runs.filter((other) => other !== run && other.comparison === run.comparison);
     const shown = siblings.slice(0, CONTEXT).map((other) => ({ faint: true, points: points(other, columns[columns.length - 1]) }));
-    legend.replaceChildren(...series.map((one) => element("span", { class: "key" }, swatch(one.style, one.dash, false), one.label)));
+    legend.replaceChildren(...series.filter((one) => one.points.length).map((one) => element("span", { class: "key" }, swatch(one.style, one.dash, false), one.label)));
     if (!series.some((one) => one.points.length)) {
       host.replaceChildren(element("p", {}, `This run has no ${quantity === "compression" ? "compression" : quantity} of any epoch yet.`));
       caption.textContent = "";

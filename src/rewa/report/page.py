@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rewa.files import write_atomically
-from rewa.report.figure import BANDS, DASHES, draw, styles, top_range
+from rewa.report.figure import BANDS, DASHES, draw, leaders, styles
 from rewa.report.frame import fill, frame, items, listed, notes, number, table, value
 from rewa.report.records import Run, scan
-from rewa.report.tables import Comparison, Entry, compare, differing, flat
-from rewa.report.text import drop, finding, headline, points_csv, ratio, score, size, spread, table_csv, unit
+from rewa.report.tables import Cell, Comparison, Entry, compare, differing, flat, ranking, top_range
+from rewa.report.text import drop, finding, front, headline, points_csv, ratio, score, size, spread, table_csv, unit
 
 __all__ = ["EPOCHS_SHOWN", "page", "write"]
 
@@ -109,7 +109,10 @@ def _section(index: int, comparison: Comparison, single: bool) -> str:
         return "\n".join(parts)
     band = "The band is one standard deviation over the seeds. "
     if len(comparison.entries) > BANDS:
-        band = f"With more than {BANDS} lines, the band of one standard deviation is drawn for the one pointed at below. "
+        band = (
+            f"The {BANDS} methods nearest to the best have a colour each, and the others are grey. The band of one standard "
+            "deviation is drawn for the one pointed at below. "
+        )
     if max(len(entry.seeds) for entry in comparison.entries) == 1:
         band = "There is one seed, and so no band. "
     parts.append(
@@ -128,9 +131,9 @@ def _section(index: int, comparison: Comparison, single: bool) -> str:
 
 def _cells(comparison: Comparison) -> str:
     metric = comparison.metric
-    best = {each: comparison.best(each)[0][0].label for each in comparison.compressions if comparison.best(each)}
+    bold = {each: _bold(comparison, each) for each in comparison.compressions}
     rows = []
-    for entry in comparison.entries:
+    for entry in _ranked(comparison):
         budget = f"{_several(entry.strengths_by_seed.values(), 'strength')} · {_several(entry.epochs, 'epoch')}"
         row = [f"{html.escape(entry.label)}<small>{budget}</small>", str(len(entry.seeds))]
         for each in comparison.compressions:
@@ -138,7 +141,7 @@ def _cells(comparison: Comparison) -> str:
             if cell is None:
                 row.append('<span class="none" title="not reached by every seed">&ndash;</span>')
                 continue
-            tag = "strong" if best.get(each) == entry.label else "span"
+            tag = "strong" if entry.label in bold[each] else "span"
             ratios = f"<small>{ratio(cell.prunable)} / {ratio(cell.model)}</small>"
             row.append(f"<{tag}>{spread(cell, metric)}</{tag}>{ratios}")
         rows.append(row)
@@ -146,10 +149,35 @@ def _cells(comparison: Comparison) -> str:
     return (
         f"<h3>{unit(metric).capitalize()} at a compression of at least …</h3>"
         + table(header, rows, f"{unit(metric)} by method and compression")
-        + '<p class="note">Mean ± standard deviation (n &minus; 1) over the seeds; bold: the best mean of its column. Small: '
-        "mean compression of the prunable weights / of the whole model at the chosen points. A cell is there only if every "
-        "seed of the method reaches the compression.</p>"
+        + '<p class="note">Best method first. Mean ± standard deviation (n &minus; 1) over the seeds; bold: the best mean of '
+        "its column and those within the standard error of the difference, among methods with two seeds or more. Small: mean "
+        "compression of the prunable weights / of the whole model at the chosen points. A cell is there only if every seed of "
+        "the method reaches the compression.</p>"
     )
+
+
+def _ranked(comparison: Comparison) -> list[Entry]:
+    """The methods, best first."""
+    entries = {entry.label: entry for entry in comparison.entries}
+    return [entries[label] for label in ranking(comparison)]
+
+
+def _bold(comparison: Comparison, compression: float) -> set[str]:
+    """The methods that no other beats at a compression by more than the standard error of the difference, or as printed.
+
+    A single seed has no standard error, and is no evidence.
+    """
+    repeated = [(entry, cell) for entry, cell in comparison.best(compression) if cell.n > 1]
+    if not repeated:
+        return set()
+    _, best = repeated[0]
+
+    def level(cell: Cell) -> bool:
+        error = math.hypot(*((each.sd or 0.0) / math.sqrt(each.n) for each in (best, cell)))
+        alike = score(cell.mean, comparison.metric) == score(best.mean, comparison.metric)
+        return alike or abs(cell.mean - best.mean) <= error
+
+    return {entry.label for entry, cell in repeated if level(cell)}
 
 
 def _several(values: Iterable[int], name: str) -> str:
@@ -164,7 +192,7 @@ def _sizes(comparison: Comparison) -> str:
     made = [entry.deployed for entry in comparison.entries if entry.deployed.choices]
     largest = max((each.dense_bytes for each in made), default=1.0)
     rows = []
-    for entry in comparison.entries:
+    for entry in _ranked(comparison):
         each = entry.deployed
         label, seeds = html.escape(entry.label), f"{len(each.choices)} of {each.seeds}"
         if not each.choices:
@@ -208,7 +236,7 @@ def _settings(comparisons: Sequence[Comparison]) -> str:
             listed(entry.seeds),
         ]
         for comparison in comparisons
-        for entry in comparison.entries
+        for entry in _ranked(comparison)
     ]
     header = ["method", "settings", "strengths", "the strength is", "seeds"]
     parts.append(table(header, methods, "methods and their settings") if methods else "<p>No run is finished yet.</p>")
@@ -312,19 +340,17 @@ def _payload(comparisons: Sequence[Comparison]) -> tuple[dict[str, Any], str]:
 
 
 def _start(comparisons: Sequence[Comparison]) -> int:
-    """The run to show first: what the best method at the largest compression was read from; else the first run."""
+    """The run to show first: one that the first sentence was read from; else the first run."""
     runs = [str(run.folder) for comparison in comparisons for run in comparison.runs]
-    for comparison in comparisons:
-        for compression in reversed(comparison.compressions):
-            if best := comparison.best(compression):
-                return runs.index(str(best[0][1].choices[0].run.folder))
-    return 0
+    found = next((found for comparison in comparisons if (found := front(comparison))), None)
+    return 0 if found is None else runs.index(str(found[1][0][1].choices[0].run.folder))
 
 
 def _chart(comparison: Comparison, numbers: Mapping[str, int]) -> dict[str, Any]:
     cells = [cell for entry in comparison.entries for cell in entry.line if math.isfinite(cell.mean)]
     ends = [cell.mean + sign * (cell.sd or 0) for cell in cells for sign in (-1, 1)] or [0.0, 1.0]
     margin = 0.05 * (max(ends) - min(ends)) or 0.5
+    bright = leaders(comparison)
     return {
         "title": headline(comparison),
         "metric": comparison.metric,
@@ -335,6 +361,7 @@ def _chart(comparison: Comparison, numbers: Mapping[str, int]) -> dict[str, Any]
             {
                 "label": entry.label,
                 "style": numbers[entry.label],
+                "muted": entry.label not in bright,
                 "points": [
                     {
                         "x": cell.compression,
@@ -350,7 +377,8 @@ def _chart(comparison: Comparison, numbers: Mapping[str, int]) -> dict[str, Any]
                     if math.isfinite(cell.mean)
                 ],
             }
-            for entry in comparison.entries
+            for entry in _ranked(comparison)
+            if any(math.isfinite(cell.mean) for cell in entry.line)
         ],
     }
 

@@ -31,6 +31,8 @@ __all__ = [
     "differing",
     "flat",
     "ladder",
+    "ranking",
+    "top_range",
 ]
 
 TABLE_STEPS = (1.0, 2.0, 5.0)
@@ -208,6 +210,57 @@ def ladder(steps: Sequence[float], reach: float) -> tuple[float, ...]:
     """
     decades = range(int(math.log10(max(reach, 1))) + 2)
     return tuple(value for decade in decades for step in steps if (value := float(step * 10**decade)) <= reach)
+
+
+def top_range(comparison: Comparison) -> tuple[float, float]:
+    """The part of the metric's axis that matters: from the best mean to six times the allowed drop behind it.
+
+    Collapsed points would press everything else into a line. The range is doubled until at least two methods have a point in
+    it, reaches down to the best method of a compression if that is at most twice as far, and is no wider than all points need.
+
+    Args:
+        comparison: The comparison.
+    """
+    lines = [[cell.mean for cell in entry.line if math.isfinite(cell.mean)] for entry in comparison.entries]
+    means = [mean for line in lines for mean in line]
+    if not means:
+        return (0.0, 1.0)
+    sign = comparison.sign
+    best = sign * max(sign * mean for mean in means)
+    nearest = sorted(min(abs(mean - best) for mean in line) for line in lines if line)
+    span = 6 * comparison.max_drop or 0.05 * abs(best) or 1.0
+    while span < nearest[min(1, len(nearest) - 1)]:
+        span *= 2
+    front = [abs(there[0][1].mean - best) for there in map(comparison.best, comparison.compressions) if there]
+    span = max(span, 1.15 * max((gap for gap in front if gap <= 2 * span), default=0.0))
+    span = min(span, 1.1 * max(abs(mean - best) for mean in means) or span)
+    ends = (best - sign * span, best + sign * 0.12 * span)
+    return (min(ends), max(ends))
+
+
+def ranking(comparison: Comparison) -> list[str]:
+    """The labels of the methods, those nearest to the best one over the part that matters first.
+
+    The middle of the gaps counts: a mask that leads up to what it was made for and falls apart beyond it is in front.
+
+    Args:
+        comparison: The comparison.
+    """
+    low, high = top_range(comparison)
+    gaps: dict[str, list[float]] = {entry.label: [] for entry in comparison.entries}
+    for compression in comparison.compressions:
+        best = comparison.best(compression)
+        if best and low <= best[0][1].mean <= high:
+            for entry in comparison.entries:
+                cell = entry.table.get(compression)
+                gaps[entry.label].append(abs(cell.mean - best[0][1].mean) if cell and math.isfinite(cell.mean) else math.inf)
+
+    def behind(label: str) -> tuple[float, float]:
+        # Gaps beyond the range count as its width, and among those that lie there by their own size.
+        middle = statistics.median([min(gap, high - low) for gap in gaps[label]] or [0.0])
+        return middle, statistics.median_low(gaps[label] or [0.0])
+
+    return sorted(gaps, key=behind)
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:

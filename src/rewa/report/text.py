@@ -6,16 +6,18 @@ import csv
 import io
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from rewa.report.records import Run, read
-from rewa.report.tables import Cell, Comparison, compare
+from rewa.report.tables import Cell, Comparison, Entry, compare, ranking
 
 __all__ = [
     "csv_text",
     "drop",
     "finding",
+    "front",
     "headline",
     "markdown_line",
     "markdown_table",
@@ -26,6 +28,7 @@ __all__ = [
     "spread",
     "table_csv",
     "to_markdown",
+    "to_plain",
     "unit",
 ]
 
@@ -111,19 +114,34 @@ def headline(comparison: Comparison) -> str:
     return f"{count} method{'s' * (count > 1)} on {comparison.title}: test {comparison.metric} against compression"
 
 
+def front(comparison: Comparison) -> tuple[float, list[tuple[Entry, Cell]]] | None:
+    """Where it matters: the largest compression whose best mean lies within ``max_drop`` of the best of all, and who is there.
+
+    Args:
+        comparison: The comparison.
+
+    Returns:
+        The compression, and the methods that reach it with their cells, best first; None as long as no cell is there.
+    """
+    leaders = {each: best for each in comparison.compressions if (best := comparison.best(each))}
+    if not leaders:
+        return None
+    sign = comparison.sign
+    mark = max(sign * best[0][1].mean for best in leaders.values())
+    compression = max(each for each, best in leaders.items() if mark - sign * best[0][1].mean <= comparison.max_drop + 1e-9)
+    return compression, leaders[compression]
+
+
 def finding(comparison: Comparison) -> str:
-    """Who is best where it matters: at the largest compression whose best mean lies within ``max_drop`` of the best of all.
+    """Who is best where it matters, see :func:`front`.
 
     Args:
         comparison: The comparison. The sentence is empty as long as no cell is there.
     """
-    leaders = {each: best for each in comparison.compressions if (best := comparison.best(each))}
-    if not leaders:
+    found = front(comparison)
+    if found is None:
         return ""
-    sign = comparison.sign
-    mark = max(sign * best[0][1].mean for best in leaders.values())
-    compression = max(each for each, best in leaders.items() if mark - sign * best[0][1].mean <= comparison.max_drop + 1e-9)
-    (entry, cell), *others = leaders[compression]
+    compression, ((entry, cell), *others) = found
     metric, percent = comparison.metric, " %" if comparison.metric == "accuracy" else ""
     sentence = (
         f"At {ratio(compression)}, the furthest that any method stays within {drop(comparison)} of the best {metric}, "
@@ -256,6 +274,42 @@ def _markdown(comparison: Comparison) -> list[str]:
         *markdown_table(["method", "seeds", "file", "dense file", "smaller", unit(metric)], sizes),
         "",
     ]
+
+
+PLAIN = (5.0, 20.0, 50.0, 100.0)  # compressions that a terminal has room for
+
+
+def to_plain(comparison: Comparison) -> str:
+    """The table for a terminal: each method's test metric by compression, the strengths chosen for it, and its smallest file.
+
+    Args:
+        comparison: The comparison.
+    """
+    metric, entries = comparison.metric, {entry.label: entry for entry in comparison.entries}
+    columns = [each for each in PLAIN if each in comparison.compressions] or list(comparison.compressions[:4])
+    rows = [["method", "seeds", *(ratio(each) for each in columns), "smallest file"]]
+    for label in ranking(comparison):
+        made = entries[label].deployed
+        whole = made.choices and len(made.choices) == made.seeds
+        smallest = f"{made.file_bytes:,.0f} bytes, {score(made.cell.mean, metric)}" if whole else "none"
+        cells = [entries[label].table.get(each) for each in columns]
+        shown = [spread(cell, metric) if cell else "-" for cell in cells]
+        rows.append([label, str(len(entries[label].seeds)), *shown, smallest])
+        if any(cells):
+            rows.append(["", "", *(_strengths(cell) if cell else "" for cell in cells), ""])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    caption = (
+        f"{comparison.title}: {unit(metric)} at a compression of at least, mean ± standard deviation over the seeds; below it "
+        f"the strengths that validation data chose. Last, the smallest file within {drop(comparison)} of the best {metric}"
+    )
+    return "\n".join([*textwrap.wrap(caption, 100), *lines])
+
+
+def _strengths(cell: Cell) -> str:
+    """The strengths chosen for a cell, from the least to the most."""
+    chosen = sorted({choice.run.strength for choice in cell.choices if choice.run.strength is not None})
+    return " to ".join(f"{strength:.2g}" for strength in dict.fromkeys((chosen[0], chosen[-1]))) if chosen else "-"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewa.sparsity import count, keeping_modes, prunable, whole
 from rewa.train.data import WHOLE, Batch, Data, Shard
@@ -20,7 +22,7 @@ from rewa.train.processes import World
 from rewa.train.recipes import Recipe
 from rewa.zeros import finalize, recalibrate_norms
 
-__all__ = ["Score", "calibration", "cut", "cut_at", "losses", "measure", "score", "thresholds"]
+__all__ = ["Score", "calibration", "cut", "cut_at", "fresh_norms", "losses", "measure", "score", "thresholds"]
 
 
 class Score(NamedTuple):
@@ -82,6 +84,26 @@ def score(model: nn.Module, batches: Iterable[Batch], numeric: Numeric, world: W
                 totals += torch.stack([loss.double() * targets.numel(), right.double(), right.new_tensor(targets.numel())])
     loss_sum, right_sum, seen = world.sum(totals).tolist()
     return Score(loss_sum / seen, 100 * right_sum / seen)
+
+
+@contextmanager
+def fresh_norms(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
+    """Batch-norm statistics of the weights as they are now; the running averages come back afterwards, to the bit.
+
+    Args:
+        model: The model.
+        inputs: Batches of training examples to estimate them from.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    before = [{name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)} for norm in norms]
+    if norms:
+        recalibrate_norms(model, inputs)
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, before, strict=True):
+            for name, buffer in buffers.items():
+                norm.get_buffer(name).copy_(buffer)
 
 
 def thresholds(model: nn.Module, compressions: Iterable[float]) -> list[float]:

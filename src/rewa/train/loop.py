@@ -31,7 +31,7 @@ from rewa.sparsity import count, histogram, prunable, summary, whole
 from rewa.train import checkpoint
 from rewa.train.beginnings import Beginning
 from rewa.train.data import Batch, mix
-from rewa.train.evaluate import calibration, cut, losses, measure, score
+from rewa.train.evaluate import calibration, cut, fresh_norms, losses, measure, score
 from rewa.train.job import WEIGHTS, Job, build_model, load_data, new_model
 from rewa.train.numeric import choose
 from rewa.train.processes import World, connected, full_state, load_state, wrap
@@ -41,6 +41,7 @@ from rewa.zeros import freeze_zeros
 __all__ = ["Stopped", "TrainingError", "Watch", "stop_signals", "train"]
 
 NOISE = 4  # what a seed is for, beside the data's own and the first weights
+STALE = 100  # steps after which a running average with torch's momentum of 0.1 has forgotten the start
 NEAR_ZERO = 1e-3  # for the compression that is shown while a run goes on
 
 
@@ -352,7 +353,8 @@ class _Run:
         loss, right, seen = self.world.sum(self.totals.clone()).tolist()
         self._check_finite(loss)
         self._share_buffers()
-        worth = score(self.model, self._batches("validation", self.world), self.numeric, self.world)
+        with self._norms_of_now():
+            worth = score(self.model, self._batches("validation", self.world), self.numeric, self.world)
         self._check_finite(worth.loss, "validation loss")
         weights = full_state(segment.method.current()).values()
         self.totals.zero_()
@@ -424,6 +426,13 @@ class _Run:
         if self.world.size > 1 and self.recipe.parallel == "fsdp" and not self.recipe.sync_batchnorm:
             for buffer in self.plain.buffers():
                 torch.distributed.broadcast(buffer, 0)
+
+    def _norms_of_now(self) -> contextlib.AbstractContextManager[None]:
+        """For a validation early in a run: running averages of batch norms still hold the network of the start."""
+        if self.step >= STALE:
+            return contextlib.nullcontext()
+        inputs = (self.numeric.place(images) for images, _ in self._batches("train", self.world))
+        return fresh_norms(self.plain, inputs)
 
     @contextmanager
     def _gradients_shared(self, share: bool) -> Iterator[None]:

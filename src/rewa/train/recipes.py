@@ -225,7 +225,7 @@ _ALL = (
     ),
     Recipe(
         name="cifar10-resnet18",
-        line="the paper's CIFAR-10 protocol: ResNet-18, images at 224, 100 epochs; a GPU's day",
+        line="the paper's CIFAR-10 protocol: ResNet-18, images at 224, 100 epochs; a GPU, by estimate 40 minutes a run",
         data="cifar10",
         model="resnet18",
         augment=True,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from rewa.baselines import make
-from rewa.names import nearest
+from rewa.names import nearest, plain
 from rewa.train.job import Job, load_data
 from rewa.train.loop import Stopped, TrainingError, Watch, stop_signals, train
 from rewa.train.recipes import Recipe, override, setting_names
@@ -67,6 +67,16 @@ class Sweep:
     strengths: tuple[float, ...] | None = None
     seeds: int = 3
     changes: tuple[str, ...] = ()
+
+    def small(self) -> Sweep:
+        """A sweep that tries the command in seconds: two methods, an epoch, a seed; residual networks of width 4."""
+        contenders = [Contender(method=one) if isinstance(one, str) else one for one in self.methods[:2]]
+        methods = [
+            one.method if one.strengths is None else dataclasses.replace(one, strengths=one.strengths[:1]) for one in contenders
+        ]
+        width = 4 if self.recipe.width is not None else None
+        recipe = dataclasses.replace(self.recipe, epochs=1, width=width, compressions=(1, 5, 50), finetune_epochs=None)
+        return dataclasses.replace(self, recipe=recipe, methods=tuple(methods), seeds=1)
 
     def jobs(self, root: Path | None = None, download: bool = False) -> list[Job]:
         """The runs, seed by seed, and each seed from the middle of the grids outwards: an early look at them is a fair one.
@@ -119,6 +129,9 @@ class Failure:
 
     name: str
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", plain(self.reason))
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
