@@ -344,9 +344,8 @@ def update(
     if base is not None:
         if grad_factor != 1:
             columns["grad"] = [grad * grad_factor for grad in columns["grad"]]
-        if "step" in columns:  # torch's fused SGD has the bits of its loop, its fused AdamW has not
-            fused = group["fused"]
-        base({**group, "foreach": bool(foreach), "fused": bool(fused) and _suits_torch(columns)}, columns)
+        # By default as torch's by default: its fused kernels round otherwise.
+        base({**group, "foreach": bool(foreach), "fused": bool(group["fused"]) and _suits_torch(columns)}, columns)
         return
     if "step" in columns:
         torch._foreach_add_(columns["step"], 1)
