@@ -348,3 +348,28 @@ def test_bad_cuts_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         rewa.Annealing(optimizer, 10, **settings)
     assert optimizer.param_groups[0]["K"] == 9
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "attached sgd", "attached adam"])
+def test_steps_that_have_a_size_of_their_own_are_matched_anew_at_the_beginning(kind):
+    model = nn.Linear(6, 5)
+    groups = rewa.param_groups(model, K=2, M=1, match=True)
+    optimizer = {
+        "sgd": lambda: rewa.ReWASGD(groups, lr=0.1),
+        "adamw": lambda: rewa.ReWAAdamW(groups, lr=0.1),
+        "attached sgd": lambda: rewa.attach(torch.optim.SGD(groups, lr=0.1)),
+        "attached adam": lambda: rewa.attach(torch.optim.Adam(groups, lr=0.1)),
+    }[kind]()
+    key = "rewa_match" if "attached" in kind else "match"
+    first = optimizer.param_groups[0][key]
+    annealing = rewa.Annealing(optimizer, 10, begin=0.3)
+    for step in range(10):
+        with torch.no_grad():
+            model.weight.mul_(1.5)
+        annealing.step()
+        if step == 4:
+            state = copy.deepcopy(annealing.state_dict())
+            annealing = rewa.Annealing(optimizer, 10, begin=0.3)
+            annealing.load_state_dict(state)
+    expected = first if "sgd" in kind else first * 1.5**3
+    assert optimizer.param_groups[0][key] == pytest.approx(expected, rel=1e-6)

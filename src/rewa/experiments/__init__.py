@@ -11,6 +11,7 @@ from rewa.experiments.fig2 import FIG2A, FIG2B, FIG2C, FIG2D
 from rewa.experiments.maps import MAPS
 from rewa.experiments.overhead import OVERHEAD
 from rewa.experiments.result import Result
+from rewa.experiments.rows import README_ROWS
 from rewa.experiments.sgd_l1 import SGD_L1
 from rewa.experiments.success import LOGISTIC, SUCCESS
 from rewa.experiments.synthetic import SYNTHETIC_STUDY
@@ -35,4 +36,5 @@ RESULTS: dict[str, Result] = {
     "fashion-mnist-ablations": FASHION_MNIST_ABLATIONS,
     "digits": DIGITS,
     "digits-methods": DIGITS_METHODS,
+    "readme-rows": README_ROWS,
 }

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rewa.cutting import cubic, global_masks
+from rewa.optim.attach import divides
 from rewa.optim.misuse import PREFIX
+from rewa.optim.optimizer import full, root_mean_square
 from rewa.reparam import check_exponents, to_y
 
 __all__ = ["Annealing", "annealed"]
@@ -52,6 +54,9 @@ class Annealing(LRScheduler):
     With ``sparsity`` the smallest weights are set to zero on the way and stay there: the share of zeros rises by the cubic
     law of gradual magnitude pruning, over all sparse weights at once, and is exact from ``cut[1]`` on. No layer loses its
     last weight.
+
+    Adam and its kind move a weight by about the learning rate per step, whatever its size, so that layers soon have other
+    sizes than at the start. Groups with ``match`` are therefore matched anew at ``begin``; under SGD that gains nothing.
 
     Call :meth:`step` after each step of the optimizer, as with torch's learning-rate schedulers. It sets ``K``, ``M`` and
     ``weight_decay`` of the groups at every step, and leaves ``lr`` to others. In Lightning return it with
@@ -108,7 +113,7 @@ class Annealing(LRScheduler):
         check_exponents(1 if K_start is None else K_start, M_start, 0.0)
         self.optimizer, self.steps, self.K_start, self.M_start = optimizer, int(steps), K_start, M_start
         self.begin, self.end, self.cut, self.target = begin, end, cut, sparsity
-        self.last_epoch, self.zeros = 0, 0.0
+        self.last_epoch, self.zeros, self.rematched = 0, 0.0, False
         self.masks: dict[Tensor, Tensor] = {}
         self._check()
         self.at(0)
@@ -163,6 +168,8 @@ class Annealing(LRScheduler):
         share = min(1.0, done / self.steps)
         groups = self._groups()
         vars(self.optimizer)["anneals"] = True
+        if not self.rematched and share >= self.begin:
+            self._rematch(groups)
         for group in groups:
             final, prefix = group["annealed_to"], _prefix(group)
             group[prefix + "M"] = annealed(self.M_start, final["M"], share, begin=self.begin, end=self.end)
@@ -176,6 +183,13 @@ class Annealing(LRScheduler):
                         y.copy_(to_y(y, K / old))
         if self.target is not None:
             self._cut(done, [param for group in groups for param in group["params"]])
+
+    def _rematch(self, groups: list[dict[str, Any]]) -> None:
+        self.rematched = True
+        for group in groups:
+            key = _prefix(group) + "match"
+            if group.get(key) and ("betas" in group or divides(self.optimizer)):
+                group[key] = root_mean_square(torch.cat([full(param.detach()).flatten() for param in group["params"]]))
 
     @torch.no_grad()
     def _cut(self, done: int, weights: list[Tensor]) -> None:
@@ -201,7 +215,7 @@ class Annealing(LRScheduler):
         """How far it is and what was cut; the groups of the optimizer hold the rest."""
         weights = [param for group in self._groups() for param in group["params"]]
         masks = {index: self.masks[weight] for index, weight in enumerate(weights) if weight in self.masks}
-        return {"done": self.last_epoch, "zeros": self.zeros, "masks": masks}
+        return {"done": self.last_epoch, "zeros": self.zeros, "rematched": self.rematched, "masks": masks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where another one was, once the optimizer has its state back.
@@ -210,7 +224,7 @@ class Annealing(LRScheduler):
             state: From :meth:`state_dict`.
         """
         weights = [param for group in self._groups() for param in group["params"]]
-        self.zeros = state.get("zeros", 0.0)
+        self.zeros, self.rematched = state.get("zeros", 0.0), state.get("rematched", True)
         self.masks = {weights[index]: mask.to(weights[index].device) for index, mask in state.get("masks", {}).items()}
         self.at(state["done"])
 

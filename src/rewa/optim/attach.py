@@ -166,8 +166,8 @@ def _check_group(group: dict[str, Any], index: int) -> None:
             )
 
 
-def _divides(optimizer: Optimizer) -> bool:
-    """Whether the step of a coordinate has a size of its own, whatever the size of its gradient."""
+def divides(optimizer: Optimizer) -> bool:
+    """Whether an optimizer of torch divides gradients by their size: its steps have a size of their own."""
     return isinstance(optimizer, (*DIVIDING, torch.optim.AdamW, *filter(None, [getattr(torch.optim, "Muon", None)])))
 
 
@@ -183,7 +183,7 @@ def _step_to_match(optimizer: Optimizer, group: dict[str, Any]) -> float:
     if not group.get(MATCH) or is_identity(_settings(group)):
         return 1.0
     K, M, eps = _settings(group).values()
-    return adam_step_size(group[MATCH], K) if _divides(optimizer) else step_size(group[MATCH], K, M, eps)
+    return adam_step_size(group[MATCH], K) if divides(optimizer) else step_size(group[MATCH], K, M, eps)
 
 
 class _Attached(Optimizer):
