@@ -6,7 +6,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -75,7 +75,7 @@ class Row:
     """
 
     start: Callable[[nn.Module, int, float, float], Running]
-    rates: dict[str, tuple[float, ...]]
+    rates: Mapping[str, tuple[float, ...]]
     masked: bool = True
 
 
