@@ -19,7 +19,7 @@ from problems import IMPLEMENTATIONS
 
 def unless_grouped(params, **settings):
     """What all groups say themselves is not said again."""
-    groups = params if isinstance(params, list) and isinstance(params[0], dict) else [{}]
+    groups = params if isinstance(params, list) and params and isinstance(params[0], dict) else [{}]
     return {key: value for key, value in settings.items() if not all({key, f"rewa_{key}"} & set(group) for group in groups)}
 
 

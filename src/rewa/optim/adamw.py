@@ -17,10 +17,10 @@ from rewa.optim.fused import Pending, adam_rate, launch
 from rewa.optim.optimizer import (
     Columns,
     ReWAOptimizer,
-    full,
     is_identity,
     labels,
     learning_rate,
+    local,
     move_x,
     read_y,
     uncompiled_step,
@@ -132,12 +132,14 @@ class ReWAAdamW(ReWAOptimizer):
         """Add a group, as for every ReWA optimizer; warn where its decay is so strong that it holds no weight."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        if is_identity(group) or isinstance(group["weight_decay"], Tensor):
+            return
         bound = adamw_bound(group["K"], group["weight_decay"])
-        if is_identity(group) or not math.isfinite(bound):
+        if not math.isfinite(bound):
             return
         for label, param in labels(group, len(self.param_groups) - 1):
-            # A sharded tensor's largest is found by all processes together.
-            largest = 0.0 if param.device.type == "meta" or not param.numel() else float(full(param.detach().abs().max()))
+            part = local(param.detach())  # of a sharded tensor, what this process holds
+            largest = 0.0 if part.device.type == "meta" or not part.numel() else float(part.abs().max())
             if largest > bound:
                 warnings.warn(
                     f"{label}: weight_decay={group['weight_decay']:g} with K={group['K']:g} lets no weight exceed {bound:.3g}, "

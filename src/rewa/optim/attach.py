@@ -90,7 +90,7 @@ def attach(
     defaults = {PREFIX + key: DEFAULTS[key] if value is None else value for key, value in given.items()}
     check_exponents(**_settings(defaults))
     _check_optimizer(optimizer)
-    refuse_overridden(given, optimizer.param_groups, (PREFIX,))
+    refuse_overridden(given, optimizer.param_groups)
     for index, group in enumerate(optimizer.param_groups):
         _check_group({**defaults, **group}, index)
     watch_optimizers()

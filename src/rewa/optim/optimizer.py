@@ -100,12 +100,14 @@ def check_parameter(param: Tensor, label: str, group: dict[str, Any], remedy: st
         )
 
 
-def refuse_overridden(given: Mapping[str, float | None], params: Any, prefixes: tuple[str, ...] = (PREFIX, "")) -> None:
-    """Raise ``ValueError`` for an argument of the optimizer that no group would take, for each has a value of its own."""
-    groups = [group for group in params if isinstance(group, Mapping)]
+def refuse_overridden(given: Mapping[str, float | None], params: Any) -> None:
+    """Raise ``ValueError`` for an argument that groups of :func:`rewa.param_groups` leave without effect: each has its own."""
+    groups = params if isinstance(params, list) else []
+    if not groups or not all(isinstance(group, dict) and PREFIX + "K" in group for group in groups):
+        return
     for key, value in given.items():
-        own = [group[prefix + key] for group in groups for prefix in prefixes if prefix + key in group]
-        if value is not None and groups and len(own) == len(groups) == len(params):
+        own = [group.get(PREFIX + key, group.get(key) if key == "weight_decay" else None) for group in groups]
+        if value is not None and None not in own:
             values = ", ".join(map(str, dict.fromkeys(own)))
             raise ValueError(
                 f"{key}={value} has no effect: every group sets its own {key} ({values}). Give it to rewa.param_groups."
@@ -163,7 +165,8 @@ class ReWAOptimizer(Optimizer):
 
     def __init__(self, params: Any, given: Mapping[str, float | None], defaults: dict[str, Any]) -> None:
         # ``given``: the settings that are told from the algorithm's own; None stands for that.
-        params = list(params) if not isinstance(params, Tensor) else params  # torch says what is wrong with a tensor
+        if isinstance(params, Iterable) and not isinstance(params, (Tensor, dict)):  # torch says what is wrong with others
+            params = list(params)
         defaults = {**defaults, **{key: value for key, value in given.items() if value is not None}}
         check_settings(defaults)
         refuse_overridden(given, params)
@@ -273,7 +276,11 @@ class ReWAOptimizer(Optimizer):
     def _check_edits(self) -> None:
         """Refuse settings that were edited out of range since the last step; unchanged ones cost a comparison."""
         checked: list[tuple[Any, ...]] = self.__dict__.setdefault("_checked", [])
-        settings = [tuple(map(group.get, EDITABLE)) for group in self.param_groups]
+        # Tensors, as differentiable settings may be, are left to whoever made them.
+        settings = [
+            tuple(None if isinstance(group.get(key), Tensor) else group.get(key) for key in EDITABLE)
+            for group in self.param_groups
+        ]
         if settings != checked:
             for group in self.param_groups:
                 check_settings(group)
