@@ -188,7 +188,15 @@ def train(job: Job, root: Path | None) -> dict[str, Any]:
         For each share of zeros the value on validation and on test data: accuracy in percent, or minus the loss. None if the
         run diverged.
     """
-    torch.set_num_threads(1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # runs at the same time must not fight for cores, and one thread always adds in the same order
+    try:
+        return _train(job, root)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train(job: Job, root: Path | None) -> dict[str, Any]:
     torch.manual_seed(job.seed)
     text = job.task == "gpt"
     options: dict[str, Any] = {"context": job.context} if text else {}
@@ -290,12 +298,10 @@ class Rows(Result):
         origin = provenance()
         if missing and not how.trained:
             how.progress.stage(f"training {len(missing)} networks", len(missing))
-            workers = how.workers or os.cpu_count() or 1
-            with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-                for future in as_completed([pool.submit(train, job, how.root) for job in missing]):
-                    done.append({**future.result(), "commit": origin["commit"]})
-                    write_atomically(record, json.dumps({**origin, "runs": done}, indent=1))
-                    how.progress.advance()
+            for run in _trained(missing, how):
+                done.append({**run, "commit": origin["commit"]})
+                write_atomically(record, json.dumps({**origin, "runs": done}, indent=1))
+                how.progress.advance()
         if not done:
             raise ValueError(f"{record} holds no run yet: leave out --trained")
         written = panels.write(
@@ -331,6 +337,17 @@ class Rows(Result):
             header = ("row", *(f"{share:.0%} zeros" for share in self.shares))
             shown.append(Table(title=title, caption=f"{unit}; in brackets the learning rate.", header=header, rows=rows))
         return shown
+
+
+def _trained(jobs: list[Job], how: How) -> Iterator[dict[str, Any]]:
+    """The runs as they are done: in this process one by one, or in others at the same time."""
+    workers = min(how.workers or os.cpu_count() or 1, len(jobs))
+    if workers == 1:
+        yield from (train(job, how.root) for job in jobs)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(train, job, how.root) for job in jobs]):
+            yield future.result()
 
 
 def _key(run: dict[str, Any]) -> str:
