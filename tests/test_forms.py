@@ -245,12 +245,22 @@ def test_forms_under_torch_func(form):
     function = lambda y: form(y).square().sum()  # noqa: E731
     torch.testing.assert_close(torch.func.grad(function)(y.detach()), expected)
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(function))(y.detach()), expected)
+    _, along = torch.func.jvp(function, (y.detach(),), (torch.ones_like(y),))
+    torch.testing.assert_close(along, expected.sum())
+    assert torch.func.hessian(function)(y.detach()).shape == (5, 4, 5, 4)
     model = rewa.reparametrize(nn.Linear(4, 2), form="pair", K=3)
     params = dict(model.named_parameters())
     grads = torch.func.grad(lambda params: torch.func.functional_call(model, params, (torch.ones(1, 4),)).sum())(params)
     model(torch.ones(1, 4)).sum().backward()
     for name, param in model.named_parameters():
         torch.testing.assert_close(grads[name], param.grad)
+
+
+def test_a_model_without_values_has_no_size_to_refer_to():
+    with torch.device("meta"):
+        model = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=r"meta device.*to_empty"):
+        rewa.reparametrize(model, form="pair", relative_start=1.0)
 
 
 def test_matched_groups_of_a_zero_layer():

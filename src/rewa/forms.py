@@ -15,20 +15,24 @@ derivative; weight decay is left to the optimizer. To edit a weight, assign to i
 
 from __future__ import annotations
 
+import copy
 import math
 import re
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from rewa.optim.groups import param_groups
-from rewa.optim.misuse import mark_form, retire
+from rewa.optim.misuse import mark_copies, mark_form, retire
 from rewa.optim.optimizer import LOW_PRECISION, check_parameter, root_mean_square
 from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, step_size, to_x, to_y
 
 __all__ = ["Factors", "Pair", "Tied", "matched_groups", "remove_reparametrization", "reparametrize"]
+
+
+AnyForm = TypeVar("AnyForm", bound=nn.Module)
 
 
 class _Reparameterize(torch.autograd.Function):
@@ -43,12 +47,32 @@ class _Reparameterize(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # apart from forward, for torch.func
         ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
         ctx.exponents = inputs[1:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (y,) = ctx.saved_tensors
         return adaptive_scale(y, *ctx.exponents) * grads[0], None, None, None
+
+
+class _InForwardMode(_Reparameterize):
+    """The same for eager code, with the rule for forward mode, which torch.compile refuses."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        (y,) = ctx.saved_tensors
+        scaled: Tensor = adaptive_scale(y, *ctx.exponents) * tangents[0]
+        return scaled
+
+
+def _copied(form: AnyForm, memo: dict[int, Any]) -> AnyForm:
+    """A deep copy of a form. torch copies the tensors before it, and they are parts of a form like the first ones."""
+    mark_copies(memo)
+    twin = type(form).__new__(type(form))
+    memo[id(form)] = twin
+    twin.__dict__.update(copy.deepcopy(form.__dict__, memo))
+    return twin
 
 
 class Tied(nn.Module):
@@ -69,9 +93,13 @@ class Tied(nn.Module):
         super().__init__()
         self.K, self.M, self.eps = K, M, eps
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tied:
+        return _copied(self, memo)
+
     def forward(self, y: Tensor) -> Tensor:
         """The weight x."""
-        result: Tensor = _Reparameterize.apply(y, self.K, self.M, self.eps)  # type: ignore[no-untyped-call]  # torch's
+        function = _Reparameterize if torch.compiler.is_compiling() else _InForwardMode
+        result: Tensor = function.apply(y, self.K, self.M, self.eps)  # type: ignore[no-untyped-call]  # torch's
         return result
 
     def right_inverse(self, x: Tensor) -> Tensor:
@@ -167,6 +195,9 @@ class Factors(nn.Module):
             raise ValueError(f"Invalid K value: {K} (allowed: an integer >= 2, the number of factors)")
         super().__init__()
         self.K = int(K)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Factors:
+        return _copied(self, memo)
 
     def forward(self, *factors: Tensor) -> Tensor:
         """The weight x."""
@@ -338,6 +369,9 @@ def remove_reparametrization(model: nn.Module) -> nn.Module:
             if not forms:
                 continue
             parts = list(chain.parameters(recurse=False))
+            # torch takes the weight's property from the class, which copies of the module share: give this one its own.
+            own = {key: value for key, value in vars(type(module)).items() if key not in ("__dict__", "__weakref__")}
+            module.__class__ = type(type(module).__name__, type(module).__bases__, own)
             parametrize.remove_parametrizations(module, name)
             weight = getattr(module, name)
             if any(weight is part for part in parts):  # torch keeps a single part as the weight, with its optimizer's momentum

@@ -383,3 +383,57 @@ def test_a_matched_step_is_the_bases_for_a_weight_of_the_usual_size(name):
         moved = [float(model.weight.detach().mean()) - 0.04 for model in (ours, plain)]
         expected = moved[1] if grad else -5 * lr * decay * 0.04
         assert moved[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_an_edited_setting_is_refused_with_x_in_place():
+    params = [nn.Parameter(torch.full((2,), 0.5)) for _ in range(2)]
+    optimizer = rewa.attach(torch.optim.SGD([{"params": [param]} for param in params], lr=0.1), K=3)
+    for param in params:
+        param.grad = torch.ones(2)
+    for key, value in (("rewa_K", 0.5), ("rewa_M", float("nan")), ("K", 5), ("rewa_match", True)):
+        kept = dict(optimizer.param_groups[0])
+        optimizer.param_groups[0][key] = value
+        with pytest.raises(ValueError, match=f"Invalid {key[5:]}|sets K"):
+            optimizer.step()
+        optimizer.param_groups[0].clear()
+        optimizer.param_groups[0].update(kept)
+        assert all(torch.equal(param, torch.full((2,), 0.5)) and torch.equal(param.grad, torch.ones(2)) for param in params)
+    optimizer.step()
+    assert (params[0] < 0.5).all()
+
+
+def test_groups_of_an_annealed_optimizer_start_anew_when_attached_or_detached():
+    param = nn.Parameter(torch.ones(3))
+    optimizer = rewa.attach(torch.optim.SGD([param], lr=0.1, weight_decay=0.5), K=2, M=1)
+    rewa.Annealing(optimizer, 10).at(3)
+    again = rewa.attach(torch.optim.SGD(optimizer.param_groups))
+    assert [again.param_groups[0][key] for key in ("rewa_K", "rewa_M", "weight_decay")] == [2, 1, 0.5]
+    rewa.Annealing(again, 10).at(3)
+    group = rewa.detach(again).param_groups[0]
+    assert group["weight_decay"] == 0.5
+    assert "annealed_to" not in group
+
+
+def test_decay_that_can_hold_no_weight_is_told_here_too():
+    model = nn.Linear(4, 3)
+    for base in (torch.optim.Adam, torch.optim.AdamW):
+        with pytest.warns(UserWarning, match="lets no weight exceed"):
+            rewa.attach(base(rewa.param_groups(model, weight_decay=2.0)))
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Rprop"])
+def test_steps_with_a_size_of_their_own_are_matched(name):
+    plain, ours = (nn.Linear(3, 2, bias=False) for _ in range(2))
+    for model in (plain, ours):
+        nn.init.constant_(model.weight, 0.04)
+        model.weight.grad = torch.ones(2, 3)
+    base = getattr(torch.optim, name)
+    optimizer = rewa.attach(base(rewa.param_groups(ours, K=5, M=2, weight_decay=0.0, match=True), lr=1e-6))
+    first = float(ours.weight.detach().mean())
+    optimizer.step()
+    base(plain.parameters(), lr=1e-6).step()
+    moved = [float(model.weight.detach().mean()) - first for model in (ours, plain)]
+    if name == "Rprop":
+        assert moved[0] == pytest.approx(moved[1], rel=1e-3)
+    else:  # Adafactor also scales by the size of what it trains, which is that of y
+        assert abs(moved[0]) < 20 * abs(moved[1])

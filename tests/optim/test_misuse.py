@@ -77,3 +77,75 @@ def test_a_root_of_a_root_is_refused(make):
     model = rewa.reparametrize(nn.Linear(4, 2), form="pair", K=3)
     with pytest.raises(ValueError, match=r"pair form.*torch\.optim"):
         make([model.parametrizations.weight.original0])
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Holds another optimizer and shares its groups, as the usual sharpness-aware optimizer does."""
+
+    def __init__(self, params, base, **settings):
+        super().__init__(params, settings)
+        self.base_optimizer = base(self.param_groups, **settings)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure):
+        saved = [param.clone() for group in self.param_groups for param in group["params"]]
+        with torch.enable_grad():
+            loss = closure()
+        for old, param in zip(saved, (param for group in self.param_groups for param in group["params"]), strict=True):
+            param.copy_(old)
+        self.base_optimizer.step()
+        return loss
+
+
+@pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.Adam])
+def test_an_optimizer_inside_another_one(base):
+    param, plain = nn.Parameter(torch.full((2, 2), 0.5)), nn.Parameter(torch.full((2, 2), 0.5))
+    optimizer = rewa.attach(Wrapper([param], base, lr=1e-2, weight_decay=0.1), K=3, M=1)
+    reference = rewa.attach(base([plain], lr=1e-2, weight_decay=0.1), K=3, M=1)
+
+    def closure():
+        optimizer.zero_grad()
+        param.square().sum().backward()
+
+    for _ in range(5):
+        optimizer.step(closure)
+        plain.grad = 2 * plain.detach()
+        reference.step()
+    torch.testing.assert_close(param, plain, rtol=1e-9, atol=0)
+
+
+def test_a_wrapper_of_an_optimizer_that_reads_the_keys():
+    model = nn.Linear(4, 2)
+    wrapper = torch.optim.SGD(rewa.param_groups(model))
+    wrapper.inner = rewa.ReWASGD(rewa.param_groups(model))
+    step(wrapper, model)
+
+
+def test_annealing_an_optimizer_that_is_not_attached():
+    optimizer = torch.optim.Adam(rewa.param_groups(nn.Linear(4, 2), K=2, M=1, match=True))
+    with pytest.raises(ValueError, match=r"Adam does not read K and M: call rewa\.attach"):
+        rewa.Annealing(optimizer, steps=20)
+
+
+def test_a_state_from_the_start_of_annealing_in_a_plain_optimizer():
+    model = nn.Linear(4, 2)
+    attached = rewa.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    rewa.Annealing(attached, 100)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain.load_state_dict(attached.state_dict())
+    with pytest.raises(RuntimeError, match=r"SGD does not read rewa_K"):
+        step(plain, model)
+
+
+@pytest.mark.parametrize("form", ["tied", "pair", "factors"])
+def test_copies_of_a_form(form):
+    """A copy is refused like the first, and removing its form leaves the first one whole."""
+    model = rewa.reparametrize(nn.Linear(4, 2), form=form, K=3)
+    twin = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=rf"{form} form"):
+        rewa.ReWASGD(twin.parametrizations.weight.parameters())
+    expected = model(torch.ones(1, 4))
+    rewa.remove_reparametrization(twin)
+    torch.testing.assert_close(model(torch.ones(1, 4)), expected)
+    torch.testing.assert_close(twin(torch.ones(1, 4)), expected)
+    assert type(rewa.remove_reparametrization(model)) is nn.Linear

@@ -226,6 +226,8 @@ def test_a_refused_step_moves_no_group(make):
 
 @every_algorithm
 def test_keys_that_look_like_a_setting_are_refused(make):
+    with pytest.raises(ValueError, match=r"rewa_foo.*rewa_K, rewa_M, rewa_eps and rewa_match"):
+        make([{"params": [nn.Parameter(torch.ones(3))], "rewa_foo": 3}])
     for key, meant in (("k", "K"), ("m", "M"), ("weight_deacy", "weight_decay"), ("rewa_k", "K")):
         with pytest.raises(ValueError, match=rf"group 0 sets '{key}'.*did you mean '{meant}'"):
             make([{"params": [nn.Parameter(torch.ones(3))], key: 3}])
@@ -260,6 +262,8 @@ def test_eps_that_was_meant_for_adam():
         rewa.ReWAAdamW(params, eps=1e-8)
     rewa.ReWAAdamW(params, eps=1e-8, adam_eps=1e-8)
     rewa.ReWAAdamW(params, eps=1e-3)
+    with pytest.warns(UserWarning, match=r"eps=1e-05 is ReWA's stabilizer"):
+        rewa.ReWAAdamW([{"params": params, "eps": 1e-5}])
 
 
 def test_decay_under_which_adam_can_hold_no_weight():
@@ -268,6 +272,10 @@ def test_decay_under_which_adam_can_hold_no_weight():
     with pytest.warns(UserWarning, match=r"'weight'.*weight_decay=2.*0\.00195.*largest.*0\.1.*at most 1\.2"):
         rewa.ReWAAdamW(params, lr=1e-3, weight_decay=2.0)
     rewa.ReWAAdamW(params, lr=1e-3, weight_decay=1.2)
+    # A matched step moves y by more than lr, or by less.
+    rewa.ReWAAdamW(params, lr=1e-3, weight_decay=2.0, match=0.02)
+    with pytest.warns(UserWarning, match=r"lets no weight exceed"):
+        rewa.ReWAAdamW(params, lr=1e-3, weight_decay=1.0, match=0.4)
 
 
 @every

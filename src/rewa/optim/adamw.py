@@ -2,7 +2,6 @@ r"""Algorithm 2 of the paper: AdamW on the reparameterized weights."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,20 +17,25 @@ from rewa.optim.optimizer import (
     Columns,
     ReWAOptimizer,
     is_identity,
-    labels,
     learning_rate,
-    local,
     move_x,
     read_y,
-    uncompiled_step,
     update,
+    warn_of_decay,
 )
-from rewa.reparam import adaptive_scale
-from rewa.theory import adamw_bound
+from rewa.reparam import adam_step_size, adaptive_scale
 
 __all__ = ["ReWAAdamW"]
 
-MISTAKEN_EPS = 1e-6  # up to here eps looks like Adam's
+MISTAKEN_EPS = 1e-5  # up to here eps looks like Adam's
+
+
+def _warn_of_eps(eps: float, stacklevel: int) -> None:
+    warnings.warn(
+        f"eps={eps:g} is ReWA's stabilizer, beside |y|^(K-1); Adam's own epsilon is adam_eps. Give both to say that you "
+        "mean it.",
+        stacklevel=stacklevel,
+    )
 
 
 class ReWAAdamW(ReWAOptimizer):
@@ -104,11 +108,7 @@ class ReWAAdamW(ReWAOptimizer):
         if isinstance(lr, Tensor) and foreach and not capturable:
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
         if eps and eps <= MISTAKEN_EPS and adam_eps is None:
-            warnings.warn(
-                f"eps={eps:g} is ReWA's stabilizer, beside |y|^(K-1); Adam's own epsilon is adam_eps. Give both to say that "
-                "you mean it.",
-                stacklevel=2,
-            )
+            _warn_of_eps(eps, stacklevel=3)
         given = {"K": K, "M": M, "eps": eps, "weight_decay": weight_decay, "match": match, "adam_eps": adam_eps}
         defaults = {
             "lr": lr,
@@ -129,26 +129,14 @@ class ReWAAdamW(ReWAOptimizer):
         super().__init__(params, given, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as for every ReWA optimizer; warn where its decay is so strong that it holds no weight."""
+        """Add a group, as for every ReWA optimizer; warn of an ``eps`` meant for Adam and of a decay that holds no weight."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        if is_identity(group) or isinstance(group["weight_decay"], Tensor):
-            return
-        bound = adamw_bound(group["K"], group["weight_decay"])
-        if not math.isfinite(bound):
-            return
-        for label, param in labels(group, len(self.param_groups) - 1):
-            part = local(param.detach())  # of a sharded tensor, what this process holds
-            largest = 0.0 if part.device.type == "meta" or not part.numel() else float(part.abs().max())
-            if largest > bound:
-                warnings.warn(
-                    f"{label}: weight_decay={group['weight_decay']:g} with K={group['K']:g} lets no weight exceed {bound:.3g}, "
-                    f"for AdamW moves y by about lr per step whatever its gradient, and the largest is {largest:.3g} now. "
-                    f"Give a weight_decay of at most {0.9 * largest ** (-1 / group['K']):.2g}, and see rewa explain "
-                    "--optimizer adamw.",
-                    stacklevel=5,  # who made the optimizer
-                )
-                return
+        if 0 < param_group.get("eps", 0) <= MISTAKEN_EPS and "adam_eps" not in param_group:
+            _warn_of_eps(param_group["eps"], stacklevel=5)
+        if not is_identity(group):
+            step = adam_step_size(group["match"], group["K"]) if group["match"] else 1.0
+            warn_of_decay(group, len(self.param_groups) - 1, group["K"], step)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -200,8 +188,8 @@ class ReWAAdamW(ReWAOptimizer):
         Args:
             closure: Reevaluates the model and returns the loss.
         """
-        if torch.compiler.is_compiling() and self.anneals:
-            return uncompiled_step(self, closure)
+        if torch.compiler.is_compiling() and self.uncompiled_step is not None:
+            return self.uncompiled_step(self, closure)
         loss, grad_factor, overflow = self._begin(closure)
         pending: Pending = {}
         for group in [] if overflow else self.param_groups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from rewa.cutting import cubic, global_masks
 from rewa.optim.attach import divides
 from rewa.optim.misuse import PREFIX
-from rewa.optim.optimizer import full, root_mean_square
+from rewa.optim.optimizer import ReWAOptimizer, full, root_mean_square
 from rewa.reparam import check_exponents, to_y
 
 __all__ = ["Annealing", "annealed"]
@@ -98,7 +99,7 @@ class Annealing(LRScheduler):
         begin: float = 0.1,
         end: float = 0.5,
         sparsity: float | None = None,
-        cut: tuple[float, float] = (0.25, 0.75),
+        cut: Sequence[float] = (0.25, 0.75),
     ) -> None:
         # Not torch's own constructor: it would wrap the optimizer's step and take charge of its learning rates.
         whole = isinstance(steps, numbers.Real) and not isinstance(steps, bool) and math.isfinite(steps) and steps == int(steps)
@@ -108,7 +109,7 @@ class Annealing(LRScheduler):
             raise ValueError(f"Invalid begin and end: {begin}, {end} (allowed: 0 <= begin <= end <= 1, shares of the run)")
         if sparsity is not None and (isinstance(sparsity, bool) or not 0 <= sparsity < 1):
             raise ValueError(f"Invalid sparsity: {sparsity} (allowed: a share of zeros, at least 0 and below 1, or None)")
-        if not isinstance(cut, tuple) or len(cut) != 2 or not 0 <= cut[0] <= cut[1] <= 1:
+        if not isinstance(cut, (tuple, list)) or len(cut) != 2 or not 0 <= cut[0] <= cut[1] <= 1:
             raise ValueError(f"Invalid cut: {cut} (allowed: two shares of the run, 0 <= first <= last <= 1)")
         check_exponents(1 if K_start is None else K_start, M_start, 0.0)
         self.optimizer, self.steps, self.K_start, self.M_start = optimizer, int(steps), K_start, M_start
@@ -116,11 +117,15 @@ class Annealing(LRScheduler):
         self.last_epoch, self.zeros, self.rematched = 0, 0.0, False
         self.masks: dict[Tensor, Tensor] = {}
         self._check()
+        if isinstance(optimizer, ReWAOptimizer):
+            optimizer.uncompiled_step = torch.compiler.disable(type(optimizer).step)  # type: ignore[no-untyped-call]
         self.at(0)
 
     def _check(self) -> None:
         for group in self.optimizer.param_groups:
             prefix = _prefix(group)
+            if prefix and not getattr(self.optimizer, "reads_rewa_keys", False):
+                raise ValueError(f"{type(self.optimizer).__name__} does not read K and M: call rewa.attach(optimizer) first")
             if missing := [key for key in MOVED if _key(prefix, key) not in group]:
                 raise ValueError(
                     f"{type(self.optimizer).__name__} has no {', '.join(missing)} in its groups: give a ReWASGD or a "
@@ -167,8 +172,7 @@ class Annealing(LRScheduler):
         self.last_epoch = done
         share = min(1.0, done / self.steps)
         groups = self._groups()
-        vars(self.optimizer)["anneals"] = True
-        if not self.rematched and share >= self.begin:
+        if not self.rematched and done and share >= self.begin:
             self._rematch(groups)
         for group in groups:
             final, prefix = group["annealed_to"], _prefix(group)
@@ -206,6 +210,15 @@ class Annealing(LRScheduler):
             self.zeros = zeros
         for weight, mask in self.masks.items():
             weight.masked_fill_(~mask, 0)
+
+    @property
+    def base_lrs(self) -> list[float | Tensor]:  # type: ignore[override]
+        """The learning rates at the start, or as they are if no scheduler has noted them."""
+        return [group.get("initial_lr", group["lr"]) for group in self.optimizer.param_groups]
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The learning rates as they are: others set them."""
+        return self.get_last_lr()
 
     def get_last_lr(self) -> list[float | Tensor]:
         """The learning rates as they are: others set them."""

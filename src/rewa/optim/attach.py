@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rewa.names import nearest
-from rewa.optim.misuse import PREFIX, watch_optimizers
+from rewa.optim.misuse import PREFIX, core, trusted, watch_optimizers
 from rewa.optim.optimizer import (
     LOW_PRECISION,
     ReWAOptimizer,
@@ -25,6 +25,7 @@ from rewa.optim.optimizer import (
     local,
     read_y,
     refuse_overridden,
+    warn_of_decay,
     write_x,
 )
 from rewa.reparam import adam_step_size, adaptive_scale, check_exponents, step_size
@@ -35,6 +36,7 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 REMEDY = "Give its group rewa_K=1, rewa_M=0, as rewa.param_groups(model) does for biases and norms."
 DEFAULTS = {"K": 9, "M": 2, "eps": 0.0}
 MATCH = PREFIX + "match"
+_KEYS = (*(PREFIX + key for key in DEFAULTS), MATCH)
 # They divide a gradient by its size, and torch adds their weight decay to the gradient first.
 DIVIDING = (
     *(torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax),
@@ -54,7 +56,8 @@ def attach(
 
     Adam, NAdam, RAdam, Adamax, Adagrad, Adadelta and RMSprop divide a gradient by its own size. Decay that is part of the
     gradient would then move every y towards zero by about the learning rate per step, whatever the loss says. For these the
-    decay of y bypasses the optimizer, :math:`y \leftarrow y - \eta\lambda y` beside its step, as in AdamW.
+    decay of y bypasses the optimizer, :math:`y \leftarrow y - \eta\lambda y` beside its step, as in AdamW. Optimizers that
+    torch does not have are taken as they are: give them a decay that bypasses their averages.
 
     Groups of ``rewa.param_groups(model, match=True)`` let a weight of its layer's usual magnitude move as the optimizer
     would move it without ReWA, at the same learning rate: inside the step the rate is divided by the step of x for one of y.
@@ -92,11 +95,14 @@ def attach(
     _check_optimizer(optimizer)
     refuse_overridden(given, optimizer.param_groups)
     for index, group in enumerate(optimizer.param_groups):
-        _check_group({**defaults, **group}, index)
+        _check_group({**defaults, **group, **_annealed_to(group)}, index)
     watch_optimizers()
-    for group in optimizer.param_groups:
+    for index, group in enumerate(optimizer.param_groups):
         for key, value in defaults.items():
             group.setdefault(key, value)
+        _end_annealing(group)  # groups of an optimizer in the middle of its annealing start anew
+        if divides(optimizer) and not is_identity(_settings(group)):
+            warn_of_decay(group, index, group[PREFIX + "K"], _step_to_match(optimizer, group))
     optimizer.defaults.update(defaults)
     mixed: Any = _attached_class(cast(Any, type(optimizer)))
     optimizer.__class__ = mixed
@@ -136,11 +142,24 @@ def detach(optimizer: AnyOptimizer) -> AnyOptimizer:
         raise ValueError(
             "this optimizer's step is wrapped, by a scheduler perhaps: detach before that, or make a new optimizer"
         )
+    for group in optimizer.param_groups:
+        _end_annealing(group)
     for settings in (optimizer.defaults, *optimizer.param_groups):
         for key in (*DEFAULTS, "match"):
             settings.pop(PREFIX + key, None)
     optimizer.__class__ = _base(optimizer)
     return optimizer
+
+
+def _annealed_to(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group in the middle of its annealing will end at, under the names that attach reads."""
+    final = group.get("annealed_to", {})
+    return {key if key == "weight_decay" else PREFIX + key: value for key, value in final.items()}
+
+
+def _end_annealing(group: dict[str, Any]) -> None:
+    group.update(_annealed_to(group))
+    group.pop("annealed_to", None)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
@@ -149,11 +168,11 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 def _check_group(group: dict[str, Any], index: int) -> None:
     for key in group:
-        if key in ("K", "M"):
-            raise ValueError(f"parameter group {index} sets {key}, which attach does not read: its name here is {PREFIX}{key}")
-        known = [*(PREFIX + name for name in DEFAULTS), MATCH]
-        if key.startswith(PREFIX) and key not in known:
-            raise ValueError(f"parameter group {index}: {nearest('setting', key, known)}")
+        if key.upper() in ("K", "M") or key == "match":
+            name = PREFIX + (key if key == "match" else key.upper())
+            raise ValueError(f"parameter group {index} sets {key}, which attach does not read: its name here is {name}")
+        if key.startswith(PREFIX) and key not in _KEYS:
+            raise ValueError(f"parameter group {index}: {nearest('setting', key, _KEYS)}")
     settings = _settings(group)
     check_exponents(**settings)
     check_match(group.get(MATCH, 0.0))
@@ -167,14 +186,20 @@ def _check_group(group: dict[str, Any], index: int) -> None:
 
 
 def divides(optimizer: Optimizer) -> bool:
-    """Whether an optimizer of torch divides gradients by their size: its steps have a size of their own."""
-    return isinstance(optimizer, (*DIVIDING, torch.optim.AdamW, *filter(None, [getattr(torch.optim, "Muon", None)])))
+    """Whether an optimizer divides gradients by their size: its steps have a size of their own.
+
+    Of those that torch does not have, whoever has ``betas`` does.
+    """
+    others = [getattr(torch.optim, name, None) for name in ("Adafactor", "Muon", "Rprop")]
+    inner = core(optimizer)
+    return isinstance(inner, (*DIVIDING, torch.optim.AdamW, *filter(None, others))) or "betas" in inner.defaults
 
 
 def _decay_beside(optimizer: Optimizer, group: dict[str, Any]) -> float:
     """The decay that must bypass the optimizer, or 0: it divides by the size of a gradient that the decay would be part of."""
-    divides = isinstance(optimizer, DIVIDING) and not isinstance(optimizer, torch.optim.AdamW)
-    coupled = divides and not group.get("decoupled_weight_decay", False) and not is_identity(_settings(group))
+    inner = core(optimizer)
+    known = isinstance(inner, DIVIDING) and not isinstance(inner, torch.optim.AdamW)
+    coupled = known and not group.get("decoupled_weight_decay", False) and not is_identity(_settings(group))
     return float(group["weight_decay"]) if coupled else 0.0
 
 
@@ -222,6 +247,11 @@ class _Attached(Optimizer):
             args: Whatever else the base optimizer's step takes.
             kwargs: The same, by name.
         """
+        settings = [[group.get(key) for key in (*_KEYS, "K", "M")] for group in self.param_groups]
+        if settings != self.__dict__.get("_checked"):  # edited since the last step, or the first step
+            for index, group in enumerate(self.param_groups):
+                _check_group({**group, "params": [], "param_names": []}, index)
+            self.__dict__["_checked"] = settings
         swap = _Swap(self)
 
         def on_x() -> Any:
@@ -235,7 +265,7 @@ class _Attached(Optimizer):
         # The base's step as its author wrote it: torch's wrapper around it would run the step hooks while y is in place.
         base: Any = _base(self).step
         base = base.__wrapped__ if getattr(base, "hooked", False) else base
-        with self._without_hooks(), self._for_y() as decays:
+        with trusted(), self._without_hooks(), self._for_y() as decays:
             swap.enter()
             try:
                 first = [] if closure is None and not args else [None if closure is None else on_x]

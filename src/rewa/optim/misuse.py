@@ -7,16 +7,20 @@ optimizer which forgot :func:`rewa.attach`, or one that trains tensors which the
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["PREFIX", "form_of", "mark_form", "retire", "watch_optimizers"]
+__all__ = ["PREFIX", "core", "form_of", "mark_copies", "mark_form", "retire", "trusted", "watch_optimizers"]
 
 PREFIX = "rewa_"  # of the keys in parameter groups that belong to ReWA: no other optimizer reads them
 
+_trusted: ContextVar[bool] = ContextVar("rewa_trusted", default=False)
 _forms = WeakIdKeyDictionary()  # by tensor, the form that it is a part of
 _retired = WeakIdKeyDictionary()  # by tensor, the form and the name of the weight that it was a part of
 
@@ -27,11 +31,26 @@ def watch_optimizers() -> None:
     register_optimizer_step_pre_hook(_check)
 
 
+@contextmanager
+def trusted() -> Iterator[None]:
+    """Inside the block optimizers may step groups whose keys another one has read: they are parts of it."""
+    token = _trusted.set(True)
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def core(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that another one wraps and holds, as sharpness-aware ones do; or itself."""
+    return next((value for value in vars(optimizer).values() if isinstance(value, Optimizer)), optimizer)
+
+
 def _check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    reads = _trusted.get() or any(getattr(one, "reads_rewa_keys", False) for one in (optimizer, core(optimizer)))
     for group in optimizer.param_groups:
-        # The optimizers of rewa translate the keys, or say that they read them.
-        sparse = (group.get(PREFIX + "K", 1), group.get(PREFIX + "M", 0)) != (1, 0)
-        if sparse and not getattr(optimizer, "reads_rewa_keys", False):
+        sparse = (group.get(PREFIX + "K", 1), group.get(PREFIX + "M", 0)) != (1, 0) or "annealed_to" in group
+        if PREFIX + "K" in group and sparse and not reads:
             raise RuntimeError(
                 f"{type(optimizer).__name__} does not read {PREFIX}K and {PREFIX}M, which its parameter groups set: no weight "
                 "would become sparse. Call rewa.attach(optimizer) first, or use rewa.ReWASGD or rewa.ReWAAdamW."
@@ -53,6 +72,17 @@ def mark_form(param: Tensor, form: str) -> None:
         form: Name of the form.
     """
     _forms[param] = form
+
+
+def mark_copies(memo: dict[int, Any]) -> None:
+    """Remember that copies of a form's parts are parts of a form, too.
+
+    Args:
+        memo: That of :func:`copy.deepcopy`, which knows the copies by the identity of what was copied.
+    """
+    for param, form in list(_forms.items()):  # type: ignore[no-untyped-call]
+        if isinstance(twin := memo.get(id(param)), Tensor):
+            _forms[twin] = form
 
 
 def form_of(param: Tensor) -> str | None:

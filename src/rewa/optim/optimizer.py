@@ -9,6 +9,7 @@ in float32.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from rewa.names import nearest_setting
 from rewa.optim.fused import PLAIN, Pending, one_block, take
 from rewa.optim.misuse import PREFIX, form_of
 from rewa.reparam import check_exponents, flush_subnormal, moved, step_size, to_x, to_y
+from rewa.theory import adamw_bound
 
 BLOCK = 1 << 16  # large enough for torch to use its threads, small enough for their caches
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -121,6 +123,11 @@ def full(tensor: Tensor) -> Tensor:
 
 def root_mean_square(tensor: Tensor) -> float:
     """The size of a usual value of a tensor that may be sharded."""
+    if tensor.device.type == "meta":
+        raise ValueError(
+            "a tensor on the meta device has no values and no usual size: fill the model first, by to_empty and its own "
+            "initialization"
+        )
     return float(full(tensor.detach().square().mean().sqrt()))
 
 
@@ -161,7 +168,9 @@ def write_x(x: Tensor, kept: Tensor | None, y: Tensor, y_new: Tensor, K: float) 
 class ReWAOptimizer(Optimizer):
     """Common part of :class:`rewa.ReWASGD` and :class:`rewa.ReWAAdamW`; not meant to be constructed."""
 
-    anneals = False  # whether K and M move at every step: no constants for a compiled step, then
+    reads_rewa_keys = True
+    # The step outside a compiled graph, where K and M move at every step and would compile it again; set by Annealing.
+    uncompiled_step: Callable[..., Any] | None = None
 
     def __init__(self, params: Any, given: Mapping[str, float | None], defaults: dict[str, Any]) -> None:
         # ``given``: the settings that are told from the algorithm's own; None stands for that.
@@ -221,8 +230,12 @@ class ReWAOptimizer(Optimizer):
                     )
                 group[name] = group.pop(key)
         for key in group:
-            if hint := nearest_setting(key.removeprefix(PREFIX), self.defaults):
-                raise ValueError(f"parameter group {index} sets {key!r}, which is no setting; did you mean {hint!r}?")
+            hint = nearest_setting(key.removeprefix(PREFIX), self.defaults)
+            if hint or key.startswith(PREFIX):
+                meant = (
+                    f"; did you mean {hint!r}?" if hint else f"; ReWA's are {PREFIX}K, {PREFIX}M, {PREFIX}eps and {PREFIX}match"
+                )
+                raise ValueError(f"parameter group {index} sets {key!r}, which is no setting{meant}")
         return group
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -278,12 +291,15 @@ class ReWAOptimizer(Optimizer):
         checked: list[tuple[Any, ...]] = self.__dict__.setdefault("_checked", [])
         # Tensors, as differentiable settings may be, are left to whoever made them.
         settings = [
-            tuple(None if isinstance(group.get(key), Tensor) else group.get(key) for key in EDITABLE)
+            (len(group), *(None if isinstance(group.get(key), Tensor) else group.get(key) for key in EDITABLE))
             for group in self.param_groups
         ]
         if settings != checked:
-            for group in self.param_groups:
+            for index, group in enumerate(self.param_groups):
                 check_settings(group)
+                if edited := [key for key in group if key.startswith(PREFIX)]:
+                    name = edited[0].removeprefix(PREFIX)
+                    raise ValueError(f"parameter group {index} got {edited[0]!r}, which {type(self).__name__} calls {name!r}")
             checked[:] = settings
 
     def _check_gradients(self) -> None:
@@ -316,12 +332,6 @@ class ReWAOptimizer(Optimizer):
             self._check_gradients()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         return loss, 1.0 if scale is None else 1.0 / scale.item(), found_inf is not None and bool(found_inf.item())
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def uncompiled_step(optimizer: ReWAOptimizer, closure: Callable[[], Any] | None) -> Any:
-    """A step outside the graph, for settings that would compile it again at every step."""
-    return optimizer.step(closure)
 
 
 def update(
@@ -400,6 +410,31 @@ REMEDY = (
     "Put it in a group with K=1, M=0, as rewa.param_groups(model) does for biases and norms (and for any other tensor with "
     "rules={'its name': None}), or leave it out."
 )
+
+
+def warn_of_decay(group: Mapping[str, Any], index: int, K: float, step: float) -> None:
+    """Warn where decay bounds the weights of an optimizer of Adam's kind below what they are now.
+
+    Args:
+        group: The parameter group.
+        index: Its number.
+        K: Order of the reparameterization.
+        step: What the learning rate is divided by, to match a step.
+    """
+    decay = group.get("weight_decay", 0.0)
+    if isinstance(decay, Tensor) or not math.isfinite(bound := adamw_bound(K, decay * step)):
+        return
+    for label, param in labels(dict(group), index):
+        part = local(param.detach())  # of a sharded tensor, what this process holds
+        largest = 0.0 if part.device.type == "meta" or not part.numel() else float(part.abs().max())
+        if largest > bound:
+            warnings.warn(
+                f"{label}: weight_decay={decay:g} with K={K:g} lets no weight exceed {bound:.3g}, for AdamW moves y by about "
+                f"lr per step whatever its gradient, and the largest is {largest:.3g} now. Give a weight_decay of at most "
+                f"{0.9 * largest ** (-1 / K) / step:.2g}, and see rewa explain --optimizer adamw.",
+                stacklevel=6,  # who made the optimizer
+            )
+            return
 
 
 def labels(group: dict[str, Any], index: int) -> Iterable[tuple[str, Tensor]]:

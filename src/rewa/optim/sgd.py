@@ -21,7 +21,6 @@ from rewa.optim.optimizer import (
     learning_rate,
     move_x,
     read_y,
-    uncompiled_step,
     update,
 )
 from rewa.reparam import adaptive_scale
@@ -154,8 +153,8 @@ class ReWASGD(ReWAOptimizer):
         Args:
             closure: Reevaluates the model and returns the loss.
         """
-        if torch.compiler.is_compiling() and self.anneals:
-            return uncompiled_step(self, closure)
+        if torch.compiler.is_compiling() and self.uncompiled_step is not None:
+            return self.uncompiled_step(self, closure)
         loss, grad_factor, overflow = self._begin(closure)
         pending: Pending = {}
         for group in [] if overflow else self.param_groups:
