@@ -304,8 +304,8 @@ def _decay_warnings(run: Run, result: dict[str, Any]) -> list[str]:
     elif result["decay_budget"] < 3:
         found.append(
             f"Decay budget {result['decay_budget']:.2g}: an unsupported weight only shrinks to "
-            f"{math.exp(-result['decay_budget']):.0%} of its start; little becomes sparse. "
-            "Raise weight_decay, lr or the number of steps."
+            f"{math.exp(-result['decay_budget']):.0%} of its start; little becomes sparse by decay alone. "
+            "Raise weight_decay, lr or the number of steps, or let rewa.Annealing(optimizer, steps, sparsity=...) cut on the way."
         )
     return found
 
@@ -355,7 +355,7 @@ def _adamw_in_words(result: dict[str, Any]) -> dict[str, str]:
     }
     if adam["advice"]:
         setting = ", ".join(f"{name}={value:.2g}" for name, value in adam["advice"].items())
-        words["advice"] = f"try {setting} for a run of this length"
+        words["advice"] = f"without cuts, try {setting} for a run of this length"
     return words
 
 
