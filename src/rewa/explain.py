@@ -305,7 +305,7 @@ def _decay_warnings(run: Run, result: dict[str, Any]) -> list[str]:
         found.append(
             f"Decay budget {result['decay_budget']:.2g}: an unsupported weight only shrinks to "
             f"{math.exp(-result['decay_budget']):.0%} of its start; little becomes sparse by decay alone. "
-            "Raise weight_decay, lr or the number of steps, or let rewa.Annealing(optimizer, steps, sparsity=...) cut on the way."
+            "Raise weight_decay, lr or the number of steps, or cut on the way: rewa.Annealing(optimizer, steps, sparsity=...)."
         )
     return found
 
