@@ -98,3 +98,15 @@ def test_the_result_resumes_and_writes_its_table(tmp_path):
     assert rows.HAND in text
     assert "50% zeros" in text
     assert text.count("|") > 20
+
+
+def test_the_readme_has_the_recorded_numbers():
+    runs = json.loads((Path(rows.__file__).parents[3] / "results" / "readme-rows" / "rows.json").read_text())["runs"]
+    lines = []
+    for table in rows.README_ROWS.tables(runs):
+        for name, *cells in table.rows:
+            values = " | ".join(re.sub(r" \(.*\)", "", cell) for cell in cells)  # the rates are in the record
+            lines.append(f"| {table.title}: {name} | {values} |")
+    assert len(lines) == 11
+    missing = [line for line in lines if line not in README]
+    assert not missing
