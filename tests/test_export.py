@@ -140,6 +140,31 @@ def test_arguments_and_outputs_of_every_kind(tmp_path, mask, flag):
         np.testing.assert_allclose(theirs, mine.numpy(), rtol=1e-4, atol=1e-5)
 
 
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tower = nn.Linear(6, 4).float()
+
+    def forward(self, left, right):
+        return self.tower(left) - 2 * self.tower(right)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [(Siamese(), ["left", "right"]), (nn.MultiheadAttention(6, 2, batch_first=True).float(), ["query", "key", "value"])],
+    ids=["siamese", "attention"],
+)
+def test_one_tensor_for_several_arguments_makes_several_inputs(tmp_path, model, inputs):
+    shared = torch.randn(2, 3, 6, dtype=torch.float32)
+    path = rewa.export_onnx(model, tmp_path / "x.onnx", (shared,) * len(inputs))
+    assert names(path)[0] == inputs
+    others = torch.randn(len(inputs), 2, 3, 6, dtype=torch.float32).unbind()
+    with torch.no_grad():
+        expected = named_tensors(copy.deepcopy(model).eval()(*others))
+    for actual, output in zip(run(path, *others), expected.values(), strict=True):
+        np.testing.assert_allclose(actual, output.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_weights_keep_their_names(tmp_path):
     import onnx
 

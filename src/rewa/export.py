@@ -60,7 +60,9 @@ def export_onnx(
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"exporting needs {error.name}: pip install 'rewa[onnx]'") from error
 
-    path, example = Path(path), Example.of(example_input)
+    path = Path(path)
+    # Each argument gets a tensor of its own: the exporter would make one input of two arguments that share theirs.
+    example = Example.of(example_input).map(lambda tensor: tensor.detach().clone())
     target = path.resolve()  # the weights of a large model must lie beside the file itself, not beside a link to it
     with replacing(target) as scratch, tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         with keeping_modes(model), torch.no_grad():
