@@ -618,6 +618,30 @@ def test_hooks_and_parametrizations_are_left_alone():
         assert not removed(model, checked(model, torch.randn(2, 3)))
 
 
+def test_hooks_of_containers_see_the_same_tensors():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(16, 3)
+            self.body = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 16), nn.ReLU())
+
+        def forward(self, x):
+            return self.last(self.body(self.first(x)))
+
+    model, x, seen = Net().eval(), torch.randn(2, 4), []
+    for layer, channels in ((model.first, [0, 1]), (model.body[0], [2]), (model.body[2], [3, 4, 5])):
+        kill(layer, channels)
+    model.body.register_forward_hook(lambda module, args, output: seen.append((args[0].detach(), output.detach())))
+    reports = []
+    smaller = shrink(model, x, report=reports.append)
+    assert removed(model, smaller).keys() == {"body.0.weight", "body.0.bias", "body.2.weight"}  # what lies within goes
+    assert "hooks" in reports[0].left["first"]
+    seen.clear()
+    assert torch.allclose(model(x), smaller(x))
+    for before, after in zip(*seen, strict=True):
+        assert torch.allclose(before, after)
+
+
 class Branches(nn.Module):
     """Cannot be traced: the path depends on the data."""
 
