@@ -538,7 +538,7 @@ def test_names_of_transformers_are_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.pt", "a.PTH", "a.bin", "a.onnx", "a.ckpt"])
 def test_names_of_other_formats_are_refused(name, tmp_path):
-    with pytest.raises(ValueError, match=r"looks like another format: call it 'a\.rewa' or 'a\.safetensors'"):
+    with pytest.raises(ValueError, match=r"looks like another format: call it 'a\.rewa'$"):
         save_packed({"a": torch.eye(3)}, tmp_path / name)
     for good in ("my_model.safetensors", "model.rewa", "model-final.safetensors", "models.safetensors"):
         assert save_packed({"a": torch.eye(3)}, tmp_path / good).path.exists()

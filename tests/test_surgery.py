@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 import rewa
 from rewa.heads import FewerHeads
@@ -616,6 +617,25 @@ def test_hooks_and_parametrizations_are_left_alone():
         kill(model[0], [0])
         change(model)
         assert not removed(model, checked(model, torch.randn(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("change", "graph"),
+    [
+        (lambda layer: prune.ln_structured(layer, "weight", 0.5, n=2, dim=0), True),
+        (lambda layer: prune.ln_structured(layer, "weight", 0.5, n=2, dim=0), False),
+        (nn.utils.weight_norm, True),
+    ],
+    ids=["pruned", "pruned, no graph", "weight_norm"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch has a newer weight_norm
+def test_weights_that_hooks_compute_are_refused_with_the_remedy(change, graph):
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
+    change(model[0])
+    with torch.set_grad_enabled(graph):
+        model(x)
+    with pytest.raises(ValueError, match=r"'0\.weight' is computed from .*: call torch\.nn\.utils\..*remove"):
+        shrink(model, x)
 
 
 def test_hooks_of_containers_see_the_same_tensors():

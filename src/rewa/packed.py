@@ -35,6 +35,7 @@ __all__ = [
     "NotPackedError",
     "PackedFile",
     "PackedFileError",
+    "apply_masks",
     "load_packed",
     "read_packed",
     "save_packed",
@@ -204,7 +205,7 @@ def _check_path(path: Path) -> None:
     if path.suffix.lower() in FOREIGN:
         raise ValueError(
             f"a packed file is a safetensors file, and {path.name!r} looks like another format: "
-            f"call it {path.with_suffix('.rewa').name!r} or {path.with_suffix('.safetensors').name!r}"
+            f"call it {path.with_suffix('.rewa').name!r}"
         )
 
 
@@ -224,9 +225,9 @@ def _check_tensor(name: str, tensor: Any) -> None:
         raise ValueError("a tensor cannot be called '__metadata__' in a safetensors file: rename it")
 
 
-def _pruned(model: nn.Module | Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+def _pruned(model: nn.Module | None, state: Mapping[str, Tensor]) -> list[str]:
     """Names of the weights that are stored as an original and a mask by torch.nn.utils.prune."""
-    if isinstance(model, nn.Module):
+    if model is not None:
         from torch.nn.utils.prune import BasePruningMethod
 
         hooks = (
@@ -246,11 +247,13 @@ def _pruned(model: nn.Module | Mapping[str, Tensor], state: Mapping[str, Tensor]
     ]
 
 
-def _final_state(model: nn.Module | Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors as ``torch.nn.utils.prune.remove`` would leave them, and the weights that it would make; all checked."""
-    state = dict(model.state_dict() if isinstance(model, nn.Module) else model)
-    for name, tensor in state.items():
-        _check_tensor(name, tensor)
+def apply_masks(state: Mapping[str, Tensor], model: nn.Module | None = None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors as ``torch.nn.utils.prune.remove`` would leave them, and the names of those that it would make.
+
+    Args:
+        state: A ``state_dict``; it stays as it is.
+        model: Its model, whose hooks say what is pruned; without it, names and masks of zeros and ones do.
+    """
     pruned = tuple(name for name in _pruned(model, state) if f"{name}_orig" in state and f"{name}_mask" in state)
     masks = {f"{name}_mask": state[f"{name}_mask"] for name in pruned}
     final: dict[str, Tensor] = {}
@@ -331,7 +334,10 @@ def save_packed(
     if values not in VALUES:
         raise ValueError(f"Invalid values: {values!r} (allowed: {', '.join(VALUES)})")
     _check_path(path)
-    state, pruned = _final_state(model)
+    given = dict(model.state_dict() if isinstance(model, nn.Module) else model)
+    for name, tensor in given.items():
+        _check_tensor(name, tensor)
+    state, pruned = apply_masks(given, model if isinstance(model, nn.Module) else None)
     entries, parts, negative_zeros = _pack_all(state, VALUES[values], keep_negative_zeros)
     table = json.dumps([astuple(entry) for entry in entries], separators=(",", ":"))
     text = json.dumps(dict(report or {}), separators=(",", ":"), allow_nan=False)
