@@ -512,7 +512,8 @@ def load_packed(
         max_bytes: Most memory that loading may take: the file, its tensors once unpacked, and what reading needs beside them.
             A few bytes can describe an endless tensor of zeros, so the default is a thousand times the file's size, and at
             least one GiB.
-        assign: Put the file's tensors into the model, in their dtype, instead of copying their values into the model's.
+        assign: Put the file's tensors into the model, in their dtype, instead of copying their values into the model's. What
+            is tied in the model stays tied.
 
     Returns:
         The ``state_dict``, or the model.
@@ -538,8 +539,27 @@ def load_packed(
     state = {entry.name: owned[entry.of or entry.name] for entry in entries}
     if model is None:
         return state
-    model.load_state_dict(state, assign=assign)
+    model.load_state_dict(_tied(model, state) if assign else state, assign=assign)
     return model
+
+
+def _tied(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with one parameter for all names that share one in the model, so that assigning them keeps the tie."""
+    places: dict[nn.Parameter, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if name in state:  # a model may leave some out
+            places.setdefault(param, []).append(name)
+    tied: dict[str, Tensor] = dict(state)
+    for param, (first, *others) in places.items():
+        for name in others:
+            words = [_words(state[each].reshape(-1)) for each in (first, name)]
+            if state[first].dtype != state[name].dtype or not torch.equal(*words):
+                raise PackedFileError(
+                    f"{first!r} and {name!r} are one parameter of the model, but differ in the file: untie them first"
+                )
+        if others:
+            tied.update(dict.fromkeys([first, *others], nn.Parameter(state[first], requires_grad=param.requires_grad)))
+    return tied
 
 
 def _scratch(entry: Entry) -> int:
