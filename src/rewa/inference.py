@@ -613,7 +613,7 @@ def _has_matrix(layer: nn.Module) -> bool:
     return parametrize.is_parametrized(layer) or any(param.dim() > 1 for param in own)
 
 
-def _why_not(layer: nn.Module, found: Computed | None) -> str:
+def _why_not(layer: nn.Module, found: Computed | None = None) -> str:
     """Why no sparse kernel can run this layer whatever its input; empty if one can."""
     if isinstance(layer, _Sparse):
         return "already swapped: undo() the earlier plan to measure it again"
