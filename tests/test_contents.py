@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import prune
 
 from rewa.contents import inspect, is_weight, read_contents, to_text, total
 from rewa.packed import PackedFileError, save_packed
@@ -86,3 +87,20 @@ def test_tied_tensors_count_once(kind, tmp_path):
     assert [row.form for row in rows] == ["delta", "alias", "delta"] if kind == "packed" else ["dense", "alias", "dense"]
     assert total(rows) == Count(800, 20)
     assert sum(row.nbytes for row in rows) == 800 * 8
+
+
+def test_a_pruned_weight_counts_as_its_mask_leaves_it(tmp_path):
+    model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10))
+    prune.l1_unstructured(model[0], "weight", 0.9)
+    torch.save({"model": model.state_dict()}, tmp_path / "x.pt")
+    rows = {row.name: row for row in inspect(read_contents(tmp_path / "x.pt"))}
+    assert rows.keys() == {"model.0.weight", "model.0.bias", "model.1.weight", "model.1.bias"}
+    assert (rows["model.0.weight"].count, rows["model.0.weight"].form) == (Count(600, 60), "dense, masked")
+    assert total([row for row in rows.values() if row.weight]) == Count(900, 360)
+    assert sum(row.nbytes for row in rows.values()) == 8 * sum(param.numel() for param in model.parameters())
+
+
+def test_a_pickled_module_is_refused_without_advice_to_run_its_code(tmp_path):
+    torch.save(nn.Linear(3, 3), tmp_path / "x.pt")
+    with pytest.raises(PackedFileError, match=r"holds an object of torch\.nn\..*Linear; save model\.state_dict\(\) instead$"):
+        read_contents(tmp_path / "x.pt")

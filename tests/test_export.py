@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import onnxruntime
@@ -140,6 +141,31 @@ def test_arguments_and_outputs_of_every_kind(tmp_path, mask, flag):
         np.testing.assert_allclose(theirs, mine.numpy(), rtol=1e-4, atol=1e-5)
 
 
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tower = nn.Linear(6, 4).float()
+
+    def forward(self, left, right):
+        return self.tower(left) - 2 * self.tower(right)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [(Siamese(), ["left", "right"]), (nn.MultiheadAttention(6, 2, batch_first=True).float(), ["query", "key", "value"])],
+    ids=["siamese", "attention"],
+)
+def test_one_tensor_for_several_arguments_makes_several_inputs(tmp_path, model, inputs):
+    shared = torch.randn(2, 3, 6, dtype=torch.float32)
+    path = rewa.export_onnx(model, tmp_path / "x.onnx", (shared,) * len(inputs))
+    assert names(path)[0] == inputs
+    others = torch.randn(len(inputs), 2, 3, 6, dtype=torch.float32).unbind()
+    with torch.no_grad():
+        expected = named_tensors(copy.deepcopy(model).eval()(*others))
+    for actual, output in zip(run(path, *others), expected.values(), strict=True):
+        np.testing.assert_allclose(actual, output.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_weights_keep_their_names(tmp_path):
     import onnx
 
@@ -194,6 +220,30 @@ def test_errors_are_plain_and_say_what_to_do(tmp_path):
     assert "Depends could not be exported. Try dynamic_batch=False" in message
     assert len(message) < 2000
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_export_prints_and_logs_nothing(tmp_path):
+    """In a process of its own: torch's handlers of logs write to the real stderr."""
+    code = """
+        import torch, rewa
+        class Depends(torch.nn.Module):
+            def forward(self, x):
+                return x[: int(x.sum())] if x.sum() > 0 else x
+        try:
+            rewa.export_onnx(Depends(), "x.onnx", torch.ones(2, 3), dynamic_batch=False)
+        except RuntimeError as error:
+            print("refused")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("refused\n", "")
+
+
+def test_a_file_that_onnx_runtime_cannot_run_is_refused_with_advice(tmp_path):
+    model, x = nn.Linear(4, 4, dtype=torch.bfloat16), torch.ones(2, 4, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"cannot run Linear on a CPU: export model\.float\(\) instead of bfloat16"):
+        rewa.export_onnx(model, tmp_path / "x.onnx", x)
+    assert list(tmp_path.iterdir()) == []
+    assert rewa.export_onnx(model, tmp_path / "x.onnx", x, check=False).is_file()
 
 
 TINY = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}

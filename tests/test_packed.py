@@ -105,6 +105,27 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
     assert loaded["a"] is loaded["d"]
 
 
+def test_tied_parameters_stay_tied_when_tensors_are_assigned(tmp_path):
+    def tied():
+        model = nn.Sequential(nn.Embedding(50, 20), nn.Linear(20, 50, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    model, other = tied(), tied().requires_grad_(False)
+    load_packed(save_packed(model, tmp_path / "x.rewa").path, other, assign=True)
+    assert other[0].weight is other[1].weight
+    assert same_bits(other[0].weight, model[0].weight)
+    assert not other[0].weight.requires_grad
+    twice = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    load_packed(save_packed(twice, tmp_path / "x.rewa").path, other, assign=True)
+    assert other[0].weight is other[1].weight
+    twice["1.weight"][0] = 3
+    kept = other[0].weight
+    with pytest.raises(PackedFileError, match=r"'0\.weight' and '1\.weight' are one parameter of the model, but differ"):
+        load_packed(save_packed(twice, tmp_path / "x.rewa").path, other, assign=True)
+    assert other[0].weight is other[1].weight is kept
+
+
 def test_into_a_model(tmp_path):
     model, other = (nn.Sequential(nn.Linear(30, 20), nn.BatchNorm1d(20)) for _ in range(2))
     with torch.no_grad():
@@ -538,7 +559,7 @@ def test_names_of_transformers_are_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.pt", "a.PTH", "a.bin", "a.onnx", "a.ckpt"])
 def test_names_of_other_formats_are_refused(name, tmp_path):
-    with pytest.raises(ValueError, match=r"looks like another format: call it 'a\.rewa' or 'a\.safetensors'"):
+    with pytest.raises(ValueError, match=r"looks like another format: call it 'a\.rewa'$"):
         save_packed({"a": torch.eye(3)}, tmp_path / name)
     for good in ("my_model.safetensors", "model.rewa", "model-final.safetensors", "models.safetensors"):
         assert save_packed({"a": torch.eye(3)}, tmp_path / good).path.exists()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 import rewa
 from rewa.heads import FewerHeads
@@ -616,6 +617,49 @@ def test_hooks_and_parametrizations_are_left_alone():
         kill(model[0], [0])
         change(model)
         assert not removed(model, checked(model, torch.randn(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("change", "graph"),
+    [
+        (lambda layer: prune.ln_structured(layer, "weight", 0.5, n=2, dim=0), True),
+        (lambda layer: prune.ln_structured(layer, "weight", 0.5, n=2, dim=0), False),
+        (nn.utils.weight_norm, True),
+    ],
+    ids=["pruned", "pruned, no graph", "weight_norm"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch has a newer weight_norm
+def test_weights_that_hooks_compute_are_refused_with_the_remedy(change, graph):
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
+    change(model[0])
+    with torch.set_grad_enabled(graph):
+        model(x)
+    with pytest.raises(ValueError, match=r"'0\.weight' is computed from .*: call torch\.nn\.utils\..*remove"):
+        shrink(model, x)
+
+
+def test_hooks_of_containers_see_the_same_tensors():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(16, 3)
+            self.body = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 16), nn.ReLU())
+
+        def forward(self, x):
+            return self.last(self.body(self.first(x)))
+
+    model, x, seen = Net().eval(), torch.randn(2, 4), []
+    for layer, channels in ((model.first, [0, 1]), (model.body[0], [2]), (model.body[2], [3, 4, 5])):
+        kill(layer, channels)
+    model.body.register_forward_hook(lambda module, args, output: seen.append((args[0].detach(), output.detach())))
+    reports = []
+    smaller = shrink(model, x, report=reports.append)
+    assert removed(model, smaller).keys() == {"body.0.weight", "body.0.bias", "body.2.weight"}  # what lies within goes
+    assert "hooks" in reports[0].left["first"]
+    seen.clear()
+    assert torch.allclose(model(x), smaller(x))
+    for before, after in zip(*seen, strict=True):
+        assert torch.allclose(before, after)
 
 
 class Branches(nn.Module):

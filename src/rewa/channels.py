@@ -177,7 +177,8 @@ class Walk:
     def _named(self, node: Any) -> str:
         """What a node is, in words."""
         if (module := self._called(node)) is not None:
-            return type(module).__name__
+            hooked = module._forward_hooks or module._forward_pre_hooks
+            return f"{type(module).__name__}, which has hooks" if hooked else type(module).__name__
         above = node.args[0] if node.args else None
         if node.target is operator.getitem and isinstance(above, fx.Node) and not isinstance(self.results[above], Tensor):
             return self._named(above)

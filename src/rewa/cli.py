@@ -544,7 +544,7 @@ def _pack(options: argparse.Namespace) -> str:
         raise ValueError(f"{options.source} holds no tensors" + (f" under {options.key!r}" if options.key else ""))
     packed = save_packed(tensors, options.target, values=options.values, keep_negative_zeros=options.keep_negative_zeros)
     before = options.source.stat().st_size
-    lines = [f"wrote {options.target}: {packed.size:,} bytes, {before / packed.size:.3g} times smaller than {options.source}"]
+    lines = [f"wrote {options.target}: {packed.size:,} bytes, {packed.size / before:.1%} of the size of {options.source}"]
     if packed.negative_zeros:
         lines.append(f"stored {packed.negative_zeros:,} values of -0.0 as 0.0 (--keep-negative-zeros keeps them)")
     if packed.pruned:

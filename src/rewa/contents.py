@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rewa.packed import MAX_HEADER, NotPackedError, PackedFileError, load_packed, read_packed
+from rewa.packed import MAX_HEADER, NotPackedError, PackedFileError, apply_masks, load_packed, read_packed
 from rewa.sparsity import Count, count
 
 __all__ = ["Contents", "Row", "inspect", "is_weight", "read_contents", "to_text", "total"]
@@ -63,8 +64,7 @@ def _checkpoint(path: str | Path) -> Contents:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PackedFileError(f"{path} is no checkpoint that can be loaded without running code: {reason}") from error
+        raise PackedFileError(f"{path} is no checkpoint that can be loaded without running code: {_reason(error)}") from error
     tensors: dict[str, Tensor] = {}
     dropped: list[str] = []
     for name, value in _flatten("", content):
@@ -75,6 +75,13 @@ def _checkpoint(path: str | Path) -> Contents:
         else:
             tensors[name] = value
     return Contents(tensors, dict.fromkeys(tensors, "dense"), tuple(dropped))
+
+
+def _reason(error: Exception) -> str:
+    """Torch's reason without its advice, which is to run the code after all."""
+    if found := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
+        return f"it holds an object of {found[1]}; save model.state_dict() instead"
+    return re.split(r"\n|\. ", str(error))[0] or type(error).__name__
 
 
 def _flatten(prefix: str, content: Any) -> Iterator[tuple[str, Any]]:
@@ -111,7 +118,7 @@ class Row:
 
 
 def inspect(contents: Contents, threshold: float = 0.0) -> list[Row]:
-    """Count the nonzeros of every tensor.
+    """Count the nonzeros of every tensor; of a weight under ``torch.nn.utils.prune``, those that its mask leaves.
 
     Args:
         contents: Of a file.
@@ -119,7 +126,9 @@ def inspect(contents: Contents, threshold: float = 0.0) -> list[Row]:
     """
     seen: set[Any] = set()
     rows = []
-    for name, tensor in contents.tensors.items():
+    tensors, pruned = apply_masks(contents.tensors)
+    forms = {**contents.forms, **{name: f"{contents.forms[f'{name}_orig']}, masked" for name in pruned}}
+    for name, tensor in tensors.items():
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         shared = tensor.numel() > 0 and place in seen
         seen.add(place)
@@ -132,7 +141,7 @@ def inspect(contents: Contents, threshold: float = 0.0) -> list[Row]:
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 count=count([numbers], threshold if weight else 0.0),
                 weight=weight,
-                form="alias" if shared else contents.forms[name],
+                form="alias" if shared else forms[name],
                 nbytes=0 if shared else tensor.nbytes,
             )
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,19 @@ def export_onnx(
         The path.
 
     Raises:
-        RuntimeError: If the model cannot be exported, or ONNX Runtime's outputs differ by more than 1e-4 of the largest.
+        RuntimeError: If the model cannot be exported, or ONNX Runtime cannot run it, or its outputs differ by more than 1e-4 of
+            the largest.
         ValueError: If no tensor goes in or comes out, or if an output is NaN, which nothing can be compared with.
     """
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: F401 - for the check
         import onnxscript  # noqa: F401 - torch's exporter needs it
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"exporting needs {error.name}: pip install 'rewa[onnx]'") from error
 
-    path, example = Path(path), Example.of(example_input)
+    path = Path(path)
+    # Each argument gets a tensor of its own: the exporter would make one input of two arguments that share theirs.
+    example = Example.of(example_input).map(lambda tensor: tensor.detach().clone())
     target = path.resolve()  # the weights of a large model must lie beside the file itself, not beside a link to it
     with replacing(target) as scratch, tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         with keeping_modes(model), torch.no_grad():
@@ -74,10 +78,7 @@ def export_onnx(
                 written = Path(folder, target.name)
                 program.save(written, external_data=_is_large(program))
                 if check:
-                    options = onnxruntime.SessionOptions()
-                    options.log_severity_level = 4  # its errors are raised; in the log they would be there twice
-                    session = onnxruntime.InferenceSession(written, options, providers=["CPUExecutionProvider"])
-                    _compare(model, example, inputs, session, dynamic_batch)
+                    _compare(model, example, inputs, _session(written, model), dynamic_batch)
         _put_weights_beside(target, Path(folder, f"{target.name}.data"))
         written.replace(scratch)
     return path
@@ -197,18 +198,37 @@ def _is_large(program: Any) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns about what it lacks for other models than this one."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    """The exporter warns about what it lacks for other models, and prints and logs the graph of one that it fails on."""
+    roots = ("torch", "onnxscript", "onnx_ir")
+    # Torch gives many of its loggers a level of their own, which that of their root would not change.
+    loggers = [logging.getLogger(name) for name in {*roots, *logging.root.manager.loggerDict} if name.split(".")[0] in roots]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _session(path: Path, model: nn.Module) -> Any:
+    """ONNX Runtime with the file, which it may refuse: it lacks kernels for some dtypes."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # its errors are raised; in the log they would be there twice
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # it has a class of its own for each kind of failure
+        dtypes = sorted({str(param.dtype).removeprefix("torch.") for param in model.parameters()} - {"float32"})
+        advice = f"export model.float() instead of {' and '.join(dtypes)}, or use" if dtypes else "use"
+        raise RuntimeError(
+            f"ONNX Runtime cannot run {type(model).__name__} on a CPU: {advice} check=False for another runtime. "
+            f"The reason given was: {str(error)[:1000]}"
+        ) from error
 
 
 def _compare(model: nn.Module, example: Example, inputs: list[str], session: Any, dynamic_batch: bool) -> None:

@@ -28,6 +28,7 @@ from torch.nn.utils import parametrize
 from rewa.example import Example, difference, named_tensors
 from rewa.native import load
 from rewa.sparsity import count, keeping_modes
+from rewa.weights import Computed, computed
 from rewa.zeros import keep_zeros
 
 __all__ = ["Accelerated", "Choice", "Skipped", "SparseConv", "SparseLinear", "accelerate", "median_ms"]
@@ -583,21 +584,25 @@ def _inputs(model: nn.Module, example: Example, plan: Accelerated) -> list[tuple
         inputs[layer] = x.detach().clone() if isinstance(x, Tensor) else x
 
     layers = {name or "(the model)": layer for name, layer in model.named_modules() if _has_matrix(layer)}
-    reasons = {name: _why_not(layer) for name, layer in layers.items()}
+    found = sorted(computed(model), key=lambda one: one.reason is None)  # a layer's weight goes before its bias
+    by_layer = {one.name.rpartition(".")[0] or "(the model)": one for one in found}
+    reasons = {name: _why_not(layer, by_layer.get(name)) for name, layer in layers.items()}
     hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for name, layer in layers.items() if not reasons[name]]
     try:
         example.call(model)
     finally:
         for hook in hooks:
             hook.remove()
-    found: list[tuple[str, nn.Module, Tensor]] = []
+    able: list[tuple[str, nn.Module, Tensor]] = []
     for name, layer in layers.items():
         x: Any = inputs.get(layer)
         if reason := reasons[name] or _why_not_with(x):
-            plan.skipped.append(Skipped(name, _shape(layer), _sparsity(layer), reason))
+            known = by_layer.get(name)
+            sparsity = _sparsity(layer) if known is None else count([known.value]).sparsity
+            plan.skipped.append(Skipped(name, _shape(layer), sparsity, reason))
         else:
-            found.append((name, layer, x))
-    return found
+            able.append((name, layer, x))
+    return able
 
 
 def _has_matrix(layer: nn.Module) -> bool:
@@ -608,12 +613,12 @@ def _has_matrix(layer: nn.Module) -> bool:
     return parametrize.is_parametrized(layer) or any(param.dim() > 1 for param in own)
 
 
-def _why_not(layer: nn.Module) -> str:
+def _why_not(layer: nn.Module, found: Computed | None = None) -> str:
     """Why no sparse kernel can run this layer whatever its input; empty if one can."""
     if isinstance(layer, _Sparse):
         return "already swapped: undo() the earlier plan to measure it again"
-    if parametrize.is_parametrized(layer):
-        return "its weight is parametrized: call rewa.remove_reparametrization(model) first"
+    if found is not None:
+        return f"its {found.name.rpartition('.')[2]} is computed by {found.by}: call {found.remedy} first"
     if layer._forward_hooks or layer._forward_pre_hooks:
         return "it has forward hooks"
     if _kind(layer) is None:

@@ -35,6 +35,7 @@ __all__ = [
     "NotPackedError",
     "PackedFile",
     "PackedFileError",
+    "apply_masks",
     "load_packed",
     "read_packed",
     "save_packed",
@@ -204,7 +205,7 @@ def _check_path(path: Path) -> None:
     if path.suffix.lower() in FOREIGN:
         raise ValueError(
             f"a packed file is a safetensors file, and {path.name!r} looks like another format: "
-            f"call it {path.with_suffix('.rewa').name!r} or {path.with_suffix('.safetensors').name!r}"
+            f"call it {path.with_suffix('.rewa').name!r}"
         )
 
 
@@ -224,9 +225,9 @@ def _check_tensor(name: str, tensor: Any) -> None:
         raise ValueError("a tensor cannot be called '__metadata__' in a safetensors file: rename it")
 
 
-def _pruned(model: nn.Module | Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+def _pruned(model: nn.Module | None, state: Mapping[str, Tensor]) -> list[str]:
     """Names of the weights that are stored as an original and a mask by torch.nn.utils.prune."""
-    if isinstance(model, nn.Module):
+    if model is not None:
         from torch.nn.utils.prune import BasePruningMethod
 
         hooks = (
@@ -246,11 +247,13 @@ def _pruned(model: nn.Module | Mapping[str, Tensor], state: Mapping[str, Tensor]
     ]
 
 
-def _final_state(model: nn.Module | Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors as ``torch.nn.utils.prune.remove`` would leave them, and the weights that it would make; all checked."""
-    state = dict(model.state_dict() if isinstance(model, nn.Module) else model)
-    for name, tensor in state.items():
-        _check_tensor(name, tensor)
+def apply_masks(state: Mapping[str, Tensor], model: nn.Module | None = None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors as ``torch.nn.utils.prune.remove`` would leave them, and the names of those that it would make.
+
+    Args:
+        state: A ``state_dict``; it stays as it is.
+        model: Its model, whose hooks say what is pruned; without it, names and masks of zeros and ones do.
+    """
     pruned = tuple(name for name in _pruned(model, state) if f"{name}_orig" in state and f"{name}_mask" in state)
     masks = {f"{name}_mask": state[f"{name}_mask"] for name in pruned}
     final: dict[str, Tensor] = {}
@@ -331,7 +334,10 @@ def save_packed(
     if values not in VALUES:
         raise ValueError(f"Invalid values: {values!r} (allowed: {', '.join(VALUES)})")
     _check_path(path)
-    state, pruned = _final_state(model)
+    given = dict(model.state_dict() if isinstance(model, nn.Module) else model)
+    for name, tensor in given.items():
+        _check_tensor(name, tensor)
+    state, pruned = apply_masks(given, model if isinstance(model, nn.Module) else None)
     entries, parts, negative_zeros = _pack_all(state, VALUES[values], keep_negative_zeros)
     table = json.dumps([astuple(entry) for entry in entries], separators=(",", ":"))
     text = json.dumps(dict(report or {}), separators=(",", ":"), allow_nan=False)
@@ -506,7 +512,8 @@ def load_packed(
         max_bytes: Most memory that loading may take: the file, its tensors once unpacked, and what reading needs beside them.
             A few bytes can describe an endless tensor of zeros, so the default is a thousand times the file's size, and at
             least one GiB.
-        assign: Put the file's tensors into the model, in their dtype, instead of copying their values into the model's.
+        assign: Put the file's tensors into the model, in their dtype, instead of copying their values into the model's. What
+            is tied in the model stays tied.
 
     Returns:
         The ``state_dict``, or the model.
@@ -532,8 +539,27 @@ def load_packed(
     state = {entry.name: owned[entry.of or entry.name] for entry in entries}
     if model is None:
         return state
-    model.load_state_dict(state, assign=assign)
+    model.load_state_dict(_tied(model, state) if assign else state, assign=assign)
     return model
+
+
+def _tied(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with one parameter for all names that share one in the model, so that assigning them keeps the tie."""
+    places: dict[nn.Parameter, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if name in state:  # a model may leave some out
+            places.setdefault(param, []).append(name)
+    tied: dict[str, Tensor] = dict(state)
+    for param, (first, *others) in places.items():
+        for name in others:
+            words = [_words(state[each].reshape(-1)) for each in (first, name)]
+            if state[first].dtype != state[name].dtype or not torch.equal(*words):
+                raise PackedFileError(
+                    f"{first!r} and {name!r} are one parameter of the model, but differ in the file: untie them first"
+                )
+        if others:
+            tied.update(dict.fromkeys([first, *others], nn.Parameter(state[first], requires_grad=param.requires_grad)))
+    return tied
 
 
 def _scratch(entry: Entry) -> int:

@@ -30,6 +30,7 @@ from rewa.channels import Walk, is_plain
 from rewa.example import Example
 from rewa.heads import FewerHeads, Projections, is_linear, live_heads
 from rewa.tracing import Call, Exposed, Run, Unit, entry_points, record, units
+from rewa.weights import computed
 from rewa.zeros import thaw
 
 __all__ = ["ShrinkReport", "removed", "shrink"]
@@ -114,7 +115,7 @@ def shrink(
 
     Raises:
         RuntimeError: If the copy's outputs on an example differ by more than the tolerance.
-        ValueError: If the model has no method of a given name.
+        ValueError: If the model has no method of a given name, or weights under ``torch.nn.utils.prune``.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
@@ -127,6 +128,7 @@ def shrink(
           (2): Linear(in_features=1, out_features=1, bias=True)
         )
     """
+    _refuse_computed(model)
     runs = _runs(model, [example_input, *examples], methods or {})
     # Forward code may keep state, so whatever only runs the model runs a copy of it.
     after = copy.deepcopy(model)
@@ -184,6 +186,15 @@ def _trace(
     calls = record(scratch, runs, dict(zip(scratch.modules(), model.modules(), strict=True)))
     parts = list(units(model, calls, exposed, why))
     return calls, parts, _shared(model, parts)
+
+
+def _refuse_computed(model: nn.Module) -> None:
+    """Weights under a pruning mask cannot be cut, nor can what an older hook left in a graph of autograd be copied."""
+    for one in computed(model):
+        path, _, name = one.name.rpartition(".")
+        held = vars(model.get_submodule(path)).get(name)  # None under a parametrization: such a layer is left as it is
+        if one.by == "torch.nn.utils.prune" or (isinstance(held, Tensor) and held.requires_grad):
+            raise one.error()
 
 
 def _runs(model: nn.Module, examples: list[Any], methods: Mapping[str, Any]) -> list[Run]:

@@ -159,7 +159,9 @@ class _Tracer(fx.Tracer):
         self.borders: dict[Any, list[fx.Node]] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, FewerHeads) or is_linear(type(m)) or type(m) in self.opaque
+        # Hooks see what goes into a module and comes out, so one with hooks is a border; its inside is a unit of its own.
+        hooked = bool(m._forward_hooks or m._forward_pre_hooks)
+        known = hooked or isinstance(m, FewerHeads) or is_linear(type(m)) or type(m) in self.opaque
         return known or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -201,11 +203,13 @@ class _Tracer(fx.Tracer):
 
 
 def is_foreign(module: nn.Module) -> bool:
-    """Whether a single node of a graph is a module that could not be looked into.
+    """Whether a single node of a graph is a module that could not be looked into, or that has hooks of its own.
 
     Args:
         module: What the node calls.
     """
+    if module._forward_hooks or module._forward_pre_hooks:
+        return True
     return (
         not type(module).__module__.startswith("torch.") and not is_linear(type(module)) and not isinstance(module, FewerHeads)
     )

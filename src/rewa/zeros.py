@@ -142,6 +142,9 @@ def finalize(
         ties, spared, emptied = cut.check(chosen)
         if emptied:
             warnings.warn(f"finalize left no weight in {', '.join(emptied)}: such a layer returns a constant", stacklevel=2)
+        if spared and sparsity is not None:  # under max_drop the evaluation has judged them
+            text = f"finalize left a single weight in {', '.join(spared)}: a lower sparsity keeps more of such a layer"
+            warnings.warn(text, stacklevel=2)
     return Finalized(chosen.threshold, summary(model), before, chosen.value, tuple(tried), ties, spared, emptied)
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import rewa
 from rewa.integrations import huggingface
@@ -145,3 +146,23 @@ def test_shrunk_models_say_that_they_are_another(tmp_path):
     rewa.save_packed(smaller, tmp_path / "model.rewa")
     with pytest.raises(PackedFileError, match=r"'transformer\.wpe\.weight' has shape \(16, 16\) in the file and \(32, 16\)"):
         huggingface.from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
+
+
+def test_a_model_that_its_configuration_cannot_build_is_refused(tmp_path):
+    model = llama()
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate_proj.weight[:5] = 0
+    smaller = rewa.shrink(model, {"input_ids": TOKENS}, report=None)
+    folder = tmp_path / "folder"
+    with pytest.raises(ValueError, match=r"'model\.layers\.0\.mlp\..*' has shape .*19.* torch\.save\(model, path\)"):
+        huggingface.save_pretrained(smaller, folder)
+    assert not folder.exists()
+    extended = gpt2()
+    extended.score = nn.Linear(16, 2)
+    with pytest.raises(ValueError, match=r"'score\.(weight|bias)' has shape .* and none"):
+        huggingface.save_pretrained(extended, folder)
+    assert not folder.exists()
+    prune.l1_unstructured(model.lm_head, "weight", 0.5)  # saved as it will be once pruning is final
+    huggingface.save_pretrained(model, folder)
+    loaded = huggingface.from_pretrained(transformers.AutoModelForCausalLM, folder)
+    assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)

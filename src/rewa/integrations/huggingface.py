@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rewa.packed import TAKEN, PackedFile, load_packed, save_packed
+import torch
+
+from rewa.packed import TAKEN, PackedFile, apply_masks, load_packed, save_packed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +52,7 @@ def save_pretrained(
     Raises:
         TypeError: If it is no model of transformers, or has adapters.
         FileExistsError: If the folder holds other weights.
+        ValueError: If the configuration describes other shapes, as it does of a model from :func:`rewa.shrink`.
     """
     folder = Path(folder)
     if not isinstance(model, _transformers().PreTrainedModel) or getattr(model, "_hf_peft_config_loaded", False):
@@ -59,6 +62,7 @@ def save_pretrained(
         )
     if others := sorted(path.name for path in folder.glob("*") if TAKEN.fullmatch(path.name)):
         raise FileExistsError(f"{folder} holds {others[0]}, which transformers would load instead: choose another folder")
+    _check_shapes(model)
     folder.mkdir(parents=True, exist_ok=True)
     packed = save_packed(model, folder / FILE, values=values, report=report)
     config = copy.deepcopy(model.config)
@@ -69,6 +73,20 @@ def save_pretrained(
     if model.can_generate() and model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     return packed
+
+
+def _check_shapes(model: PreTrainedModel) -> None:
+    """The configuration is all that loading knows of the model, so it must build tensors of these names and shapes."""
+    with torch.device("meta"):
+        built = type(model)._from_config(copy.deepcopy(model.config)).state_dict()  # type: ignore[no-untyped-call]
+    own = apply_masks(model.state_dict(), model)[0]
+    for name in [*own, *built]:
+        here, there = (tuple(state[name].shape) if name in state else "none" for state in (own, built))
+        if here != there:
+            raise ValueError(
+                f"{name!r} has shape {here} in the model and {there} in one built from its configuration, so that it could not "
+                "be loaded: save such a model whole with torch.save(model, path)"
+            )
 
 
 def from_pretrained(model_class: Any, folder: str | Path, *, max_bytes: int | None = None) -> PreTrainedModel:
