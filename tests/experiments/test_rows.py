@@ -104,9 +104,9 @@ def test_the_readme_has_the_recorded_numbers():
     runs = json.loads((Path(rows.__file__).parents[3] / "results" / "readme-rows" / "rows.json").read_text())["runs"]
     lines = []
     for table in rows.README_ROWS.tables(runs):
-        for name, *cells in table.rows:
+        for name, *cells in (row for row in table.rows if "paper" not in row[0]):  # they have one decay, not swept
             values = " | ".join(re.sub(r" \(.*\)", "", cell) for cell in cells)  # the rates are in the record
             lines.append(f"| {table.title}: {name} | {values} |")
-    assert len(lines) == 11
+    assert len(lines) == 8
     missing = [line for line in lines if line not in README]
     assert not missing
