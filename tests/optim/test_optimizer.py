@@ -262,8 +262,8 @@ def test_eps_that_was_meant_for_adam():
         rewa.ReWAAdamW(params, eps=1e-8)
     rewa.ReWAAdamW(params, eps=1e-8, adam_eps=1e-8)
     rewa.ReWAAdamW(params, eps=1e-3)
-    with pytest.warns(UserWarning, match=r"eps=1e-05 is ReWA's stabilizer"):
-        rewa.ReWAAdamW([{"params": params, "eps": 1e-5}])
+    with pytest.warns(UserWarning, match=r"eps=1e-06 is ReWA's stabilizer"):
+        rewa.ReWAAdamW([{"params": params, "eps": 1e-6}])
 
 
 def test_decay_under_which_adam_can_hold_no_weight():

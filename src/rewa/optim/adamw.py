@@ -27,7 +27,7 @@ from rewa.reparam import adam_step_size, adaptive_scale
 
 __all__ = ["ReWAAdamW"]
 
-MISTAKEN_EPS = 1e-5  # up to here eps looks like Adam's
+MISTAKEN_EPS = 1e-6  # up to here eps looks like Adam's; the paper's own are larger
 
 
 def _warn_of_eps(eps: float, stacklevel: int) -> None:
