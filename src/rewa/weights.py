@@ -251,7 +251,9 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor that may be sharded."""
+    """This process's part of a tensor that may be sharded; what is elementwise needs no more."""
+    if type(tensor) in (Tensor, nn.Parameter):  # asking these for an attribute they lack is slow
+        return tensor
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

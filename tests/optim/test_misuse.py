@@ -33,7 +33,9 @@ def test_groups_of_rewa_in_an_optimizer_that_does_not_read_them(base):
 
 def test_groups_without_a_sparse_weight_are_any_optimizers():
     model = nn.Linear(4, 2)
+    before = model.weight.detach().clone()
     step(torch.optim.Adam(rewa.param_groups(model, rules={"weight": None})), model)
+    assert not torch.equal(model.weight, before)
 
 
 def test_an_attached_state_in_a_plain_optimizer():
@@ -118,7 +120,9 @@ def test_a_wrapper_of_an_optimizer_that_reads_the_keys():
     model = nn.Linear(4, 2)
     wrapper = torch.optim.SGD(rewa.param_groups(model))
     wrapper.inner = rewa.ReWASGD(rewa.param_groups(model))
+    before = model.weight.detach().clone()
     step(wrapper, model)
+    assert not torch.equal(model.weight, before)
 
 
 def test_annealing_an_optimizer_that_is_not_attached():

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from rewa.baselines.l1 import Penalized
 from rewa.baselines.method import Plan
-from rewa.optim.optimizer import full, local
+from rewa.weights import full, local
 
 __all__ = ["AdaptiveLasso"]
 

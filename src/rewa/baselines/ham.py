@@ -10,7 +10,7 @@ import torch
 from rewa.baselines.dense import Dense
 from rewa.baselines.method import Plan
 from rewa.baselines.on import On
-from rewa.optim.optimizer import local
+from rewa.weights import local
 
 __all__ = ["HAM"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rewa.baselines.method import Method, Plan
-from rewa.optim.optimizer import local
+from rewa.weights import local
 
 __all__ = ["L1", "L1Subgradient", "Penalized", "Proximal", "Subgradient"]
 

@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from rewa.cutting import cubic, global_masks
 from rewa.optim.attach import divides
 from rewa.optim.misuse import PREFIX
-from rewa.optim.optimizer import ReWAOptimizer, full, root_mean_square
+from rewa.optim.optimizer import ReWAOptimizer, root_mean_square
 from rewa.reparam import check_exponents, to_y
+from rewa.weights import full
 
 __all__ = ["Annealing", "annealed"]
 

@@ -22,13 +22,13 @@ from rewa.optim.optimizer import (
     check_parameter,
     is_identity,
     labels,
-    local,
     read_y,
     refuse_overridden,
     warn_of_decay,
     write_x,
 )
 from rewa.reparam import adam_step_size, adaptive_scale, check_exponents, step_size
+from rewa.weights import local
 
 __all__ = ["attach", "detach"]
 

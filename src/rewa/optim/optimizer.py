@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
 
 from rewa.names import nearest_setting
-from rewa.optim.fused import PLAIN, Pending, one_block, take
+from rewa.optim.fused import Pending, one_block, take
 from rewa.optim.misuse import PREFIX, form_of
 from rewa.reparam import check_exponents, flush_subnormal, moved, step_size, to_x, to_y
 from rewa.theory import adamw_bound
+from rewa.weights import full, local
 
 BLOCK = 1 << 16  # large enough for torch to use its threads, small enough for their caches
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -116,11 +117,6 @@ def refuse_overridden(given: Mapping[str, float | None], params: Any) -> None:
             )
 
 
-def full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded (a DTensor)."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
 def root_mean_square(tensor: Tensor) -> float:
     """The size of a usual value of a tensor that may be sharded."""
     if tensor.device.type == "meta":
@@ -129,13 +125,6 @@ def root_mean_square(tensor: Tensor) -> float:
             "initialization"
         )
     return float(full(tensor.detach().square().mean().sqrt()))
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor that may be sharded; ReWA is elementwise, so the part is all a step needs."""
-    if type(tensor) in PLAIN:  # asking these for an attribute they lack is slow
-        return tensor
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def read_y(x: Tensor, kept: Tensor | None, K: float) -> Tensor:
