@@ -119,14 +119,14 @@ def _papers_adamw(model: nn.Module, steps: int, lr: float, sparsity: float) -> R
     return Running(rewa.ReWAAdamW(rewa.param_groups(model, K=9, M=2, weight_decay=decay), lr=lr))
 
 
-SGD = {"cnn": (0.05, 0.1)}
+SGD = {"cnn": (0.05, 0.1), "gpt": (0.1, 0.3)}
 ADAM = {"cnn": (3e-3, 1e-2), "gpt": (4e-3, 8e-3)}
 ALGORITHM2 = {"cnn": (1e-2, 2e-2), "gpt": (1e-2, 2e-2)}
 ROWS: dict[str, dict[str, Row]] = {
     "SGD": {
         HAND: Row(_sgd_by_hand, SGD),
         "ReWASGD, annealed, with cuts": Row(_sgd, SGD),
-        "ReWASGD, the paper's K=9, M=2": Row(_papers_sgd, SGD, masked=False),
+        "ReWASGD, the paper's K=9, M=2": Row(_papers_sgd, {"cnn": SGD["cnn"]}, masked=False),
     },
     "AdamW": {
         HAND: Row(_adamw_by_hand, ADAM),
