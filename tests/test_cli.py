@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 
 import rewa
 from rewa import cli
-from rewa.baselines import make, names
 from rewa.experiments import RESULTS
 from rewa.experiments.digits import SweepResult
 from rewa.experiments.result import How, Result
+from rewa.methods import make, names
 from rewa.train import checkpoint
 from rewa.train.recipes import RECIPES
 from rewa.train.sweep import Failure, Sweep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import itertools
 import json
@@ -19,106 +20,65 @@ import rewa
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "rewa"
 
-# A module may import from its own row and from the rows above it.
-LAYERS = [
-    {
-        "rewa.coding",
-        "rewa.cutting",
-        "rewa.example",
-        "rewa.files",
-        "rewa.heads",
-        "rewa.names",
-        "rewa.native",
-        "rewa.reparam",
-        "rewa.schedules",
-        "rewa.theory",
-    },
-    {"rewa.optim.misuse"},
-    {"rewa.weights"},
-    {"rewa.sparsity"},
-    {"rewa.optim.fused", "rewa.optim.foreach", "rewa.optim.optimizer", "rewa.optim"},
-    {"rewa.optim.sgd", "rewa.optim.adamw", "rewa.optim.attach", "rewa.optim.groups"},
-    {"rewa.optim.annealing"},
-    {"rewa.forms", "rewa.presets", "rewa.packed"},
-    {"rewa.contents"},
-    {"rewa.lockstep", "rewa.zeros"},
-    {"rewa.channels", "rewa.inference", "rewa.export", "rewa.surgery", "rewa.tracing"},
-    {"rewa"},
-    {"rewa.explain", "rewa.integrations", "rewa.integrations.huggingface", "rewa.record"},
-    {"rewa.figures", "rewa.baselines.method"},
-    {"rewa.baselines.dense", "rewa.baselines.l1", "rewa.baselines.parametrized", "rewa.baselines.rewa"},
-    {"rewa.baselines.adaptive_lasso", "rewa.baselines.lp", "rewa.baselines.mcp", "rewa.baselines.scad"},
-    {"rewa.baselines.dwf", "rewa.baselines.hard_concrete", "rewa.baselines.powerprop", "rewa.baselines.spred"},
-    {"rewa.baselines.ham", "rewa.baselines.masks", "rewa.baselines.on", "rewa.baselines.str"},
-    {"rewa.baselines.acdc", "rewa.baselines.gmp", "rewa.baselines.rigl"},
-    {"rewa.baselines"},
-    {"rewa.estimators.penalty", "rewa.estimators.standardized"},
-    {"rewa.estimators.active_set", "rewa.estimators.path"},
-    {"rewa.estimators.iteration.loss", "rewa.estimators.iteration.pair"},
-    {"rewa.estimators.iteration.start"},
-    {"rewa.estimators.iteration.state"},
-    {"rewa.estimators.iteration.rates", "rewa.estimators.iteration.result"},
-    {"rewa.estimators.iteration.batches", "rewa.estimators.iteration.full_batch"},
-    {"rewa.estimators.iteration"},
-    {"rewa.estimators.least_squares", "rewa.estimators.logistic", "rewa.estimators.problem"},
-    {"rewa.estimators.selection"},
-    {"rewa.estimators.model"},
-    {"rewa.estimators.classifier", "rewa.estimators.regressor"},
-    {"rewa.estimators.display", "rewa.estimators.selector", "rewa.estimators.stability"},
-    {"rewa.estimators"},
-    {"rewa.train", "rewa.train.checkpoint", "rewa.train.numeric", "rewa.train.recipes"},
-    {"rewa.train.beginnings"},
-    {"rewa.train.data", "rewa.train.models", "rewa.train.sources"},
-    {"rewa.train.folder"},
-    {"rewa.train.datasets"},
-    {"rewa.train.job", "rewa.train.processes"},
-    {"rewa.train.evaluate"},
-    {"rewa.train.runs"},
-    {"rewa.train.loop"},
-    {"rewa.train.sweep"},
-    {"rewa.report.records"},
-    {"rewa.report.tables"},
-    {"rewa.report.figure", "rewa.report.text"},
-    {"rewa.report.frame"},
-    {"rewa.report.page", "rewa.report.panels.panel"},
-    {"rewa.report.panels.look"},
-    {"rewa.report.panels.figure", "rewa.report.panels.text"},
-    {"rewa.report.panels.page"},
-    {"rewa.report.panels"},
-    {"rewa.report"},
-    {"rewa.terminal"},
-    {"rewa.experiments.designs", "rewa.experiments.result"},
-    {"rewa.experiments.deployed", "rewa.experiments.shrinkage", "rewa.experiments.standings"},
-    {"rewa.experiments.comparison", "rewa.experiments.linear", "rewa.experiments.overhead"},
-    {"rewa.experiments.ablations", "rewa.experiments.cifar10", "rewa.experiments.digits", "rewa.experiments.fashion_mnist"},
-    {"rewa.experiments.fig1", "rewa.experiments.fig2", "rewa.experiments.maps", "rewa.experiments.success"},
-    {"rewa.experiments.rows", "rewa.experiments.sgd_l1", "rewa.experiments.synthetic"},
-    {"rewa.experiments"},
-    {"rewa.cli"},
-    {"rewa.__main__"},
-]
+# Lowest first. A module belongs to the layer that names it, or the package it is in, and may import from its own layer and from
+# those below. Inside a layer nothing goes in a circle.
+LAYERS = {
+    "core": ["_moved", "cutting", "example", "figures", "files", "names", "native", "record", "reparam", "schedules", "theory"],
+    "weights": ["weights", "sparsity"],
+    "optim and forms": ["optim", "forms", "presets", "lockstep"],
+    "deploy": ["deploy", "integrations"],
+    "methods": ["methods", "estimators"],
+    "train": ["train"],
+    "report and experiments": ["report", "experiments", "terminal"],
+    "cli": ["cli", "explain", "__main__"],
+}
+LEVELS = {f"rewa.{name}": level for level, names in enumerate(LAYERS.values()) for name in names}
 
 
-def imports(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            # "from rewa import presets" names a module in a package; "from rewa import ReWASGD" imports the package.
-            found |= names if names & set().union(*LAYERS) else {node.module}
+def modules() -> dict[str, Path]:
+    """The modules of the package and their files."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
+def imports(module: str) -> set[str]:
+    """The modules of the package that a module imports, wherever in its text, but not for type checkers alone."""
+    known = modules()
+    tree = ast.parse(known[module].read_text())
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    skipped = {id(node) for block in blocks for one in block.body for node in ast.walk(one)}
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # "from rewa import presets" names a module in a package; "from rewa import ReWASGD" imports the package.
+            found |= {name if (name := f"{node.module}.{alias.name}") in known else node.module for alias in node.names}
+    return found & set(known) - {module, "rewa"}
+
+
+def level(module: str) -> int:
+    """The number of a module's layer."""
+    head = ".".join(module.split(".")[:2])
+    assert head in LEVELS, f"{module} is in no layer"
+    return LEVELS[head]
+
+
 def test_imports_point_one_way():
-    level = {name: index for index, layer in enumerate(LAYERS) for name in layer}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        assert module in level, f"{module} is in no layer"
-        for imported in imports(path) & set(level):
-            assert level[imported] <= level[module], f"{module} imports {imported}, which lies above it"
+    for module in modules():
+        for imported in imports(module) if module != "rewa" else ():
+            assert level(imported) <= level(module), f"{module} imports {imported}, which lies above it"
+
+
+def test_no_imports_in_a_circle():
+    graph = {module: imports(module) for module in modules()}
+    # A package's own page may import its modules, which do not import it back but by asking for a module inside it.
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_import_needs_torch_and_numpy_only():
@@ -140,18 +100,18 @@ def loaded_by(code: str) -> set[str]:
 
 def test_help_does_not_import_torch():
     asked = "from rewa import cli\ntry:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass"
-    assert loaded_by(asked) & {"torch", "numpy", "rich", "rewa.explain", "rewa.packed"} == set()
+    assert loaded_by(asked) & {"torch", "numpy", "rich", "rewa.explain", "rewa.deploy.packed"} == set()
 
 
 def test_importing_the_package_imports_none_of_its_parts():
     found = {name for name in loaded_by("import torch, rewa") if name.startswith("rewa.")}
-    assert found == set()
+    assert found == {"rewa._moved"}  # the old names of modules
 
 
 def test_a_name_imports_what_it_needs_and_no_more():
     found = loaded_by("import rewa; rewa.ReWASGD")
     assert "rewa.optim.sgd" in found
-    unused = {"export", "inference", "surgery", "packed", "lockstep", "zeros", "explain", "terminal", "train", "baselines"}
+    unused = {"deploy", "lockstep", "explain", "terminal", "train", "methods"}
     assert found & ({f"rewa.{name}" for name in unused} | {"scipy", "sklearn", "matplotlib", "transformers", "rich"}) == set()
 
 
@@ -170,15 +130,29 @@ def test_lazy_names_are_those_that_type_checkers_see():
 
 
 def test_every_module_is_an_attribute_and_never_shadowed():
-    """``import rewa; rewa.zeros`` is the module, also after every other module was imported."""
+    """``import rewa; rewa.deploy.zeros`` is the module, also after every other module was imported."""
     code = (
         "import importlib, pkgutil, types, rewa\n"
-        "rewa.zeros.finalize, rewa.packed.VALUES, rewa.optim\n"
+        "rewa.deploy.zeros.finalize, rewa.deploy.packed.VALUES, rewa.optim\n"
         "for _, name, package in pkgutil.walk_packages(rewa.__path__, 'rewa.'):\n"
         "    if name != 'rewa.__main__':\n"
         "        importlib.import_module(name)\n"
         "        parent, _, last = name.rpartition('.')\n"
         "        assert isinstance(getattr(importlib.import_module(parent), last), types.ModuleType), name\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(("old", "new"), [("rewa.packed", "rewa.deploy.packed"), ("rewa.baselines.gmp", "rewa.methods.gmp")])
+def test_modules_at_their_old_names(old, new):
+    code = (
+        "import importlib, warnings\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        f"    found = importlib.import_module('{old}')\n"
+        f"assert found is importlib.import_module('{new}') and found.__spec__.name == '{new}'\n"
+        "told = [one for one in caught if one.category is DeprecationWarning]\n"
+        f"assert any('{old} is now {new}' in str(one.message) for one in told), told\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -338,15 +312,15 @@ def test_claims_of_the_synthetic_study_are_the_records():
 
 
 def test_every_method_is_on_the_page_of_methods():
-    from rewa.baselines import names
+    from rewa.methods import names
 
     page = (ROOT / "docs" / "methods.md").read_text()
     assert [name for name in names() if f"`{name}`" not in page] == []
 
 
 def test_methods_of_published_results_are_listed():
-    from rewa.baselines import names
     from rewa.experiments import RESULTS
+    from rewa.methods import names
 
     used = {one if isinstance(one, str) else one.method for each in RESULTS.values() for one in sweep_methods(each)}
     assert len(used) > 10
@@ -359,7 +333,7 @@ def sweep_methods(result):
 
 def test_a_method_has_one_source():
     """The column of docs/methods.md, the class and `rewa list` credit the same."""
-    from rewa.baselines import make, names
+    from rewa.methods import make, names
 
     rows = [line.split("|") for line in re.sub(r"\\\|", "", (ROOT / "docs" / "methods.md").read_text()).splitlines()]
     sources = {name: row[4].strip() for row in rows if len(row) == 6 for name in re.findall(r"`([^`]+)`", row[1])}
@@ -413,8 +387,8 @@ def test_pages_link_to_files_that_exist():
 
 def test_the_commands_for_gpus_are_accepted():
     """Each command of docs/reproduce.md that trains, parsed and its settings applied; nothing is trained."""
-    from rewa.baselines import make
     from rewa.cli import _parser
+    from rewa.methods import make
     from rewa.train.recipes import override, recipe
 
     page = (ROOT / "docs" / "reproduce.md").read_text()

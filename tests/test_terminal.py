@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
-from rewa.baselines import make
+from rewa.methods import make
 from rewa.terminal import Bars, JsonLines, Lines, Stages, sentence, studying, sweeping, watching
 from rewa.train.job import Job
 from rewa.train.loop import Watch, train

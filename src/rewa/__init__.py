@@ -4,19 +4,21 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from rewa._moved import install as _know_old_names
+
 if TYPE_CHECKING:  # for type checkers and editors; __getattr__ imports each name when it is first used
     from rewa import lockstep, presets, reparam, sparsity, theory
-    from rewa.export import export_onnx
+    from rewa.deploy.export import export_onnx
+    from rewa.deploy.inference import accelerate
+    from rewa.deploy.packed import PackedFileError, load_packed, save_packed
+    from rewa.deploy.surgery import shrink
+    from rewa.deploy.zeros import finalize, freeze_zeros
     from rewa.forms import matched_groups, remove_reparametrization, reparametrize
-    from rewa.inference import accelerate
     from rewa.optim.adamw import ReWAAdamW
     from rewa.optim.annealing import Annealing
     from rewa.optim.attach import attach, detach
     from rewa.optim.groups import param_groups
     from rewa.optim.sgd import ReWASGD
-    from rewa.packed import PackedFileError, load_packed, save_packed
-    from rewa.surgery import shrink
-    from rewa.zeros import finalize, freeze_zeros
 
 __version__ = "0.1.0"
 
@@ -46,18 +48,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rewa.export": ["export_onnx"],
+    "rewa.deploy.export": ["export_onnx"],
     "rewa.forms": ["matched_groups", "remove_reparametrization", "reparametrize"],
-    "rewa.inference": ["accelerate"],
+    "rewa.deploy.inference": ["accelerate"],
     "rewa.optim.adamw": ["ReWAAdamW"],
     "rewa.optim.annealing": ["Annealing"],
     "rewa.optim.attach": ["attach", "detach"],
     "rewa.optim.groups": ["param_groups"],
     "rewa.optim.sgd": ["ReWASGD"],
-    "rewa.packed": ["PackedFileError", "load_packed", "save_packed"],
-    "rewa.surgery": ["shrink"],
-    "rewa.zeros": ["finalize", "freeze_zeros"],
+    "rewa.deploy.packed": ["PackedFileError", "load_packed", "save_packed"],
+    "rewa.deploy.surgery": ["shrink"],
+    "rewa.deploy.zeros": ["finalize", "freeze_zeros"],
 }
+_know_old_names()
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 

@@ -283,7 +283,7 @@ def _check_device(device: str | None) -> None:
 
 def _sweep(options: argparse.Namespace) -> str:
     from rewa import report
-    from rewa.baselines import names
+    from rewa.methods import names
     from rewa.terminal import sweeping
     from rewa.train.recipes import recipe
     from rewa.train.sweep import Sweep, run_jobs
@@ -374,8 +374,8 @@ def _reproduce(options: argparse.Namespace) -> str:
 
 
 def _list(options: argparse.Namespace) -> str:
-    from rewa.baselines import make, names
     from rewa.experiments import RESULTS
+    from rewa.methods import make, names
     from rewa.train.recipes import RECIPES
 
     made = {name: make(name) for name in names()}
@@ -504,13 +504,13 @@ def _add_files(commands: _Commands) -> None:
 
 
 def _add_values(command: argparse.ArgumentParser) -> None:
-    from rewa.packed import VALUES
+    from rewa.deploy.packed import VALUES
 
     command.add_argument("--values", choices=VALUES, default="exact", help="round weights to fewer bits (default exact)")
 
 
 def _inspect(options: argparse.Namespace) -> str:
-    from rewa.contents import inspect, read_contents, to_text, total
+    from rewa.deploy.contents import inspect, read_contents, to_text, total
 
     rows = inspect(read_contents(options.file), options.threshold)
     size, dense = options.file.stat().st_size, sum(row.nbytes for row in rows)
@@ -534,8 +534,8 @@ def _inspect(options: argparse.Namespace) -> str:
 
 
 def _pack(options: argparse.Namespace) -> str:
-    from rewa.contents import read_contents
-    from rewa.packed import save_packed
+    from rewa.deploy.contents import read_contents
+    from rewa.deploy.packed import save_packed
 
     contents = read_contents(options.source)
     prefix = f"{options.key}." if options.key else ""
@@ -562,7 +562,7 @@ def _some(names: Sequence[str]) -> str:
 def _unpack(options: argparse.Namespace) -> str:
     import torch
 
-    from rewa.packed import load_packed
+    from rewa.deploy.packed import load_packed
 
     suffix = options.target.suffix.lower()
     if suffix not in (".pt", ".pth", ".bin", ".safetensors", ""):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rewa.baselines import make, names
+from rewa.deploy.packed import save_packed
 from rewa.experiments import RESULTS
 from rewa.experiments.comparison import SweepResult, repeated, whole
 from rewa.experiments.digits import DIGITS_METHODS
 from rewa.experiments.result import How
-from rewa.packed import save_packed
+from rewa.methods import make, names
 from rewa.report import compare, read
 from rewa.train.job import Job, load_data, new_model
 from rewa.train.loop import train

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 import rewa
+from rewa.deploy.packed import PackedFileError, save_packed
 from rewa.integrations import huggingface
-from rewa.packed import PackedFileError, save_packed
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")

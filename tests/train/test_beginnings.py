@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
-from rewa.baselines import make
-from rewa.baselines.method import Plan
+from rewa.methods import make
+from rewa.methods.method import Plan
 from rewa.train import checkpoint
 from rewa.train.beginnings import Beginning
 from rewa.train.job import job

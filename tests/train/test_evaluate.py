@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rewa.deploy.zeros import recalibrate_norms
 from rewa.sparsity import count, prunable
 from rewa.train.data import Images
 from rewa.train.evaluate import Score, calibration, losses, measure, score, thresholds
 from rewa.train.numeric import choose
 from rewa.train.processes import World
 from rewa.train.recipes import RECIPES
-from rewa.zeros import recalibrate_norms
 
 NUMERIC = choose(torch.device("cpu"), "float32")
 WORLD = World()

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
-from rewa.baselines import make
-from rewa.baselines.dense import Dense
-from rewa.baselines.rewa import ReWA
+from rewa.methods import make
+from rewa.methods.dense import Dense
+from rewa.methods.rewa import ReWA
 from rewa.train.job import Job, build_model, job, load_data
 from rewa.train.recipes import RECIPES
 from tiny_data import write_cifar10, write_fashion

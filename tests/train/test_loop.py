@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
 import rewa
-from rewa.baselines import make, names
+from rewa.methods import make, names
 from rewa.sparsity import prunable
 from rewa.train import checkpoint
 from rewa.train.data import mix

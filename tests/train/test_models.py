@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import rewa
+from rewa.deploy.surgery import removed
 from rewa.sparsity import prunable
-from rewa.surgery import removed
 from rewa.train.models import MODELS, BlurConv2d, build, cnn, gpt, lenet, mlp, resnet18, resnet20, resnet50
 
 # torchvision's models, written down by hand: for each stage the shapes of the first block's convolutions, of its shortcut and

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rewa.baselines import make
+from rewa.methods import make
 from rewa.train.job import Job
 from rewa.train.loop import train
 from rewa.train.numeric import choose

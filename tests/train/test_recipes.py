@@ -5,12 +5,12 @@ import math
 
 import pytest
 
-from rewa.baselines import make, names
-from rewa.baselines.dense import Dense
-from rewa.baselines.ham import HAM
-from rewa.baselines.rewa import ReWA
-from rewa.baselines.rigl import RigL
-from rewa.baselines.spred import Spred
+from rewa.methods import make, names
+from rewa.methods.dense import Dense
+from rewa.methods.ham import HAM
+from rewa.methods.rewa import ReWA
+from rewa.methods.rigl import RigL
+from rewa.methods.spred import Spred
 from rewa.presets import CIFAR10, IMAGENET
 from rewa.train.recipes import RECIPES, override, recipe, setting_names
 

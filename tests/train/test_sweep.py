@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
 from rewa import cli, report
-from rewa.baselines import make, names
+from rewa.methods import make, names
 from rewa.train.job import Job
 from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
@@ -40,7 +40,7 @@ import multiprocessing
 import os
 import time
 from dataclasses import dataclass
-from rewa.baselines.dense import Dense
+from rewa.methods.dense import Dense
 
 @dataclass(kw_only=True)
 class Deadly(Dense):

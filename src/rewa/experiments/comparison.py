@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rewa import report
-from rewa.baselines.rewa import ReWA
 from rewa.experiments import deployed, shrinkage, standings
 from rewa.experiments.deployed import Deployed, has_weights
 from rewa.experiments.result import How, Result
 from rewa.experiments.shrinkage import Shrinkage
 from rewa.files import write_atomically
+from rewa.methods.rewa import ReWA
 from rewa.record import provenance
 from rewa.report import Comparison, Run
 from rewa.report.tables import Choice, choose

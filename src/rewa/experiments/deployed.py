@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from rewa.inference import accelerate, median_ms
-from rewa.packed import save_packed
+from rewa.deploy.inference import accelerate, median_ms
+from rewa.deploy.packed import save_packed
+from rewa.deploy.surgery import shrink
 from rewa.report import Comparison, Run
 from rewa.report.tables import Choice
 from rewa.report.text import markdown_table, ratio, size
-from rewa.surgery import shrink
 from rewa.train.data import Data
 from rewa.train.evaluate import calibration, cut_at
 from rewa.train.job import build_model

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rewa.baselines import names
 from rewa.experiments.comparison import SweepResult
+from rewa.methods import names
 from rewa.train.recipes import RECIPES
 from rewa.train.sweep import Sweep
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rewa.packed import TAKEN, PackedFile, apply_masks, load_packed, save_packed
+from rewa.deploy.packed import TAKEN, PackedFile, apply_masks, load_packed, save_packed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rewa.deploy.zeros import finalize, recalibrate_norms
 from rewa.sparsity import count, keeping_modes, prunable, whole
 from rewa.train.data import WHOLE, Batch, Data, Shard
 from rewa.train.numeric import Numeric
 from rewa.train.processes import World
 from rewa.train.recipes import Recipe
-from rewa.zeros import finalize, recalibrate_norms
 
 __all__ = ["Score", "calibration", "cut", "cut_at", "fresh_norms", "losses", "measure", "score", "thresholds"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rewa.baselines import make
-from rewa.baselines.method import Method
+from rewa.methods import make
+from rewa.methods.method import Method
 from rewa.train.data import Data, mix
 from rewa.train.datasets import load
 from rewa.train.models import build

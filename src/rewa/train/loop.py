@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rewa.baselines.dense import Dense
-from rewa.baselines.method import Method, Plan
+from rewa.deploy.packed import save_packed
+from rewa.deploy.zeros import freeze_zeros
 from rewa.files import replacing, write_atomically
-from rewa.packed import save_packed
+from rewa.methods.dense import Dense
+from rewa.methods.method import Method, Plan
 from rewa.record import provenance
 from rewa.sparsity import count, histogram, prunable, summary, whole
 from rewa.train import checkpoint
@@ -36,7 +37,6 @@ from rewa.train.job import WEIGHTS, Job, build_model, load_data, new_model
 from rewa.train.numeric import choose
 from rewa.train.processes import World, connected, full_state, load_state, wrap
 from rewa.train.runs import TrainingError, alone, check_data, check_same, continued, data_of, read_record
-from rewa.zeros import freeze_zeros
 
 __all__ = ["Stopped", "TrainingError", "Watch", "stop_signals", "train"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rewa.baselines.method import Method, Plan
-from rewa.baselines.on import On
+from rewa.methods.method import Method, Plan
+from rewa.methods.on import On
 from rewa.names import nearest
 from rewa.schedules import learning_rates
 
@@ -332,7 +332,7 @@ def override(recipe: Recipe, method: Method, changes: Iterable[str]) -> tuple[Re
             stands on another that has a setting of the same name, ``"on.begin=0.3"`` is the other's.
 
     Example:
-        >>> from rewa.baselines.rewa import ReWA
+        >>> from rewa.methods.rewa import ReWA
         >>> changed, method = override(RECIPES["digits"], ReWA(), ["epochs=5", "K=3"])
         >>> changed.epochs, method.K
         (5, 3.0)

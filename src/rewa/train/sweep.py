@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rewa.baselines import make
+from rewa.methods import make
 from rewa.names import nearest, plain
 from rewa.train.job import Job, load_data
 from rewa.train.loop import Stopped, TrainingError, Watch, stop_signals, train

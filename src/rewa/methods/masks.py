@@ -1,0 +1,203 @@
+"""Methods that decide which weights are zero while another method trains the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rewa.methods.dense import Dense
+from rewa.methods.method import Method, Plan
+from rewa.methods.on import On
+from rewa.methods.parametrized import Parametrized
+from rewa.optim.optimizer import root_mean_square
+
+__all__ = ["Masked"]
+
+# Where zero is absorbing, weights come back with this share of the size that the weights of their layer started with.
+REGROWN_SIZE = 0.1
+
+
+@dataclass(kw_only=True)
+class Masked(On):
+    r"""A method that holds weights at zero, on top of one that trains the others.
+
+    With a mask :math:`m \in \{0, 1\}` for every weight, the other method steps with the gradient :math:`m\,g`, and
+    :math:`x \leftarrow m\,x` follows. The momentum of a weight that is dropped or comes back is set to zero, so none builds up
+    behind a mask. Masks change at certain steps only, by a rule of the step, the weights and the gradients alone.
+
+    **Weights that come back.** In dense training they start at zero, as in the papers. Under ReWA zero is absorbing, and a
+    weight of size a grows only while its gradient satisfies :math:`|g|\,u^{M-1} > \lambda` with :math:`u = a^{1/K}`. It
+    therefore starts at :math:`-\mathrm{sign}(g)\,a`, so that growing is what the loss wants, with
+
+    .. math:: a = 0.1 \cdot \text{the root mean square of the layer's weights at the start of the run}.
+
+    All weights of a layer coming back at once then have a tenth of its first norm, which disturbs the model little. By the
+    growth condition those with :math:`|g| > \lambda\,a^{(1-M)/K}` grow, and the decay takes the others back. A
+    smaller a would only raise this bar (for :math:`M > 1`), and the root makes even a small a a useful u: with ``K=9`` a weight
+    of a tenth of another's size has 0.77 of its u. A size that follows the present weights would feed on itself: what comes
+    back adds to the norm.
+
+    A weight that comes back takes its first step with the next gradient. The present one belongs to a model without it,
+    and behind a batch norm, for a channel that had lost all its weights, that gradient can be hundreds of times too large.
+
+    Args:
+        strength: Share of the prunable weights that is zero in the end.
+        on: What trains the others.
+        on_strength: Strength of ``on``. By default its own, and if it has none the second of its grid; dense training takes the
+            recipe's weight decay.
+    """
+
+    strength_is: ClassVar[str] = "share of zeros"
+
+    on_strength: float | None = None
+    masks: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)  # True where a weight may be nonzero
+    sizes: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # root mean squares at the start
+    base_optimizer: Optimizer = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.on, (Masked, Parametrized)):
+            raise ValueError(f"{self.name} cannot stand on {self.on.name}, which does not train the weights themselves")
+        super().__post_init__()
+        if self.on_strength is not None:
+            self.on = replace(self.on, strength=self.on_strength)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by name, those of the other method among them; its strength is None until one is chosen."""
+        own = {key: value for key, value in super().settings.items() if key != "on_strength"}
+        strength = None if math.isnan(self.on.strength) else self.on.strength
+        return {**own, "on": {"name": self.on.name, "strength": strength, **self.on.settings}}
+
+    @property
+    def settled(self) -> bool:
+        """Whether the strength of the other method is chosen too; dense training needs none."""
+        return super().settled and not self._on_is_open
+
+    @property
+    def _on_is_open(self) -> bool:
+        return math.isnan(self.on.strength) and not isinstance(self.on, Dense)
+
+    def settle(self, plan: Plan) -> Method:
+        """This method with every strength chosen, that of the other method too.
+
+        Args:
+            plan: The run, as :meth:`planned` returned it.
+        """
+        if self._on_is_open:
+            return replace(self, on_strength=self.on.grid(plan)[1]).settle(plan)
+        return super().settle(plan)
+
+    def check(self) -> None:
+        """Refuse what is not a share of zeros."""
+        if not 0 <= self.strength < 1:
+            raise ValueError(f"Invalid strength: {self.strength} (allowed: a share of zeros, at least 0 and below 1)")
+        super().check()
+
+    def grid(self, plan: Plan) -> tuple[float, ...]:
+        """One to ten weights of a hundred are left."""
+        return (0.9, 0.95, 0.98, 0.99)
+
+    def start(self, model: nn.Module, plan: Plan) -> Optimizer:
+        """Start the other method, with the masks of the first step; no weight changes before that step."""
+        if self._on_is_open:
+            self.on.strength = self.on.grid(plan)[1]
+        self.base_optimizer = super().start(model, plan)
+        self.masks = self.first_masks()
+        self.sizes = {name: root_mean_square(weight) for name, weight in self.weights.items()}
+        return self.base_optimizer
+
+    def first_masks(self) -> dict[str, Tensor]:
+        """The masks that the run starts with: by default everything is trained."""
+        return {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in self.weights.items()}
+
+    def masks_before_forward(self, step: int) -> dict[str, Tensor] | None:
+        """New masks chosen by the weights alone, or None.
+
+        Args:
+            step: Steps done so far.
+        """
+        return None
+
+    def masks_before_step(self, step: int) -> dict[str, Tensor] | None:
+        """New masks for which the gradients of all weights are needed, or None.
+
+        Args:
+            step: Steps done so far.
+        """
+        return None
+
+    def before_forward(self, step: int) -> None:
+        """Drop weights where it is time to."""
+        masks = self.masks_before_forward(step)
+        if masks is not None or step == 0:
+            self._put(self.masks if masks is None else masks)
+        super().before_forward(step)
+
+    def before_step(self, step: int) -> None:
+        """Change masks where it is time to, then hide the gradients of masked weights from the other method."""
+        before, masks = self.masks, self.masks_before_step(step)
+        if masks is not None:
+            self._put(masks)
+        for name, weight in self.weights.items():
+            if weight.grad is not None:
+                weight.grad.masked_fill_(~(self.masks[name] & before[name]), 0)
+        super().before_step(step)
+
+    def after_step(self, step: int, lr: float) -> None:
+        """Whatever the other method did, masked weights are zero."""
+        super().after_step(step, lr)
+        self._zero_masked()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The masks, the sizes that the layers started with, and the state of the other method."""
+        return {"masks": dict(self.masks), "sizes": dict(self.sizes), "on": super().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back masks, sizes and state."""
+        if state["masks"].keys() != self.masks.keys():
+            different = sorted(state["masks"].keys() ^ self.masks.keys())
+            raise ValueError(
+                f"the state has masks for other weights than the model ({different[0]!r}): load that of this model"
+            )
+        self.masks = {name: mask.to(self.masks[name].device) for name, mask in state["masks"].items()}
+        self.sizes = dict(state["sizes"])
+        super().load_state_dict(state["on"])
+
+    def _put(self, masks: dict[str, Tensor]) -> None:
+        """Make these the masks: dropped weights become zero, others come back."""
+        for name, mask in masks.items():
+            returning = mask & ~self.masks[name]
+            self._reset_momentum(self.weights[name], ~mask | returning)
+            if self._is_absorbing(self.weights[name]):
+                self._regrow(name, returning)
+        self.masks = masks
+        self._zero_masked()
+
+    @torch.no_grad()
+    def _regrow(self, name: str, returning: Tensor) -> None:
+        weight, size = self.weights[name], REGROWN_SIZE * self.sizes[name]
+        if weight.grad is not None:
+            # A weight without a gradient gets a sign all the same: at zero it could not use a later one.
+            weight.copy_(torch.where(returning, torch.where(weight.grad > 0, -size, size), weight))
+
+    @torch.no_grad()
+    def _zero_masked(self) -> None:
+        for name, weight in self.weights.items():
+            weight.masked_fill_(~self.masks[name], 0)
+
+    def _reset_momentum(self, param: Tensor, where: Tensor) -> None:
+        state = self.base_optimizer.state.get(param, {})
+        for key in ("momentum_buffer", "exp_avg"):
+            if isinstance(state.get(key), Tensor):
+                state[key].masked_fill_(where, 0)
+
+    def _is_absorbing(self, param: Tensor) -> bool:
+        """Whether a weight at exactly zero would stay there: ReWA's groups say how they scale gradients."""
+        group = next(g for g in self.base_optimizer.param_groups if any(one is param for one in g["params"]))
+        return bool(group.get("M", 0) > 0 or ("K" in group and group["K"] > 1 and group["eps"] > 0))
