@@ -402,7 +402,7 @@ def test_a_lost_run_is_one_line_and_exit_code_1(here, capsys):
 def test_a_signal_saves_and_the_same_command_goes_on(here, capsys, number):
     arguments = ["train", "digits", *TINY, "--set", "epochs=30", "--quiet", "--name", "run"]
     assert interrupted([*arguments, "--out", "broken"], number, here / "broken/run") == 128 + number
-    assert capsys.readouterr().err == f"rewa train: stopped by {number.name}; saved, and the same command goes on\n"
+    assert capsys.readouterr().err == f"rewa train: stopped by {number.name}; saved, and the same command resumes\n"
     assert json.loads((here / "broken/run/record.json").read_text())["status"] == "running"
     assert cli.main([*arguments, "--out", "broken"]) == 0
     assert cli.main([*arguments, "--out", "whole"]) == 0
@@ -557,7 +557,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(here, capsys):
     assert len(lines) == 4
     for line in lines:
         assert line.startswith("rewa train: ")
-        assert line.endswith("is the disk full? What was saved before is whole: make room, and the same command goes on")
+        assert line.endswith("is the disk full? What was saved before is whole: make room, and the same command resumes")
     after = checkpoint.load_latest(here / "broken/run/checkpoints")
     assert after.step == before.step
     assert all(torch.equal(after.model[name], tensor) for name, tensor in before.model.items())

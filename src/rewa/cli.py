@@ -119,7 +119,7 @@ def _words(error: Exception) -> str:
         return f"{error}; install it with pip install 'rewa[{EXTRAS[error.name]}]'"
     words = plain(str(error))
     if any(sign in words for sign in FULL):
-        return f"{words}; is the disk full? What was saved before is whole: make room, and the same command goes on"
+        return f"{words}; is the disk full? What was saved before is whole: make room, and the same command resumes"
     return words if isinstance(error, EXPECTED) else f"{type(error).__name__}: {words}"
 
 
@@ -152,7 +152,7 @@ def _add_training(commands: _Commands) -> None:
     train = _command(
         commands,
         "train",
-        "train one network; the same command again goes on where it stopped",
+        "train one network; the same command again resumes where it stopped",
         "rewa train digits --method rewa",
         "rewa train fashion-mnist --method l1 --strength 0.1 --set epochs=5",
         "torchrun --nproc-per-node 2 -m rewa train digits --method rewa",
@@ -260,7 +260,7 @@ def _train(options: argparse.Namespace) -> str:
         with watching(quiet=options.quiet or not first, as_json=options.json) as watch:
             train(chosen, options.out, root=options.data, device=options.device, download=options.download, watch=watch)
     except Stopped as stopped:
-        raise _Exit(f"{stopped}; saved, and the same command goes on", 128 + stopped.signal) from None
+        raise _Exit(f"{stopped}; saved, and the same command resumes", 128 + stopped.signal) from None
     except TrainingError as error:
         if options.debug:
             raise
@@ -326,7 +326,7 @@ def _ends_of_sweeps() -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        raise _Exit(f"{stopped}; saved, and the same command goes on", 128 + stopped.signal) from None
+        raise _Exit(f"{stopped}; saved, and the same command resumes", 128 + stopped.signal) from None
     except RunsFailed as failed:
         raise _Exit(str(failed), 1) from None
 

@@ -17,7 +17,7 @@ gradient stays below G; it can rise when another, correlated weight grows. So th
 from time to time, and a weight that could grow comes back, but what it missed before that it has missed: on a design where one
 feature's gradient appears only after another has grown, set ``drop=None``.
 
-Dropped weights go on decaying, and so do their predictions, which are kept as one number for each row. A block whose columns
+Dropped weights keep decaying, and so do their predictions, which are kept as one number for each row. A block whose columns
 need no weight any more trains only their biases.
 """
 
@@ -68,7 +68,7 @@ class Column:
         form: ``"tied"``, :math:`x = \mathrm{sign}(y)|y|^K`; ``"pair"``, :math:`x = |u|^K - |v|^K`; or ``"l1"``, plain SGD on x
             with the subgradient :math:`\lambda\,\mathrm{sign}(x)`, where K is 1 and M is 0.
         loss: ``"squared"``, the mean of squared errors, or ``"logistic"``, the mean log loss of labels 0 and 1.
-        seed: Of the initial weights, those of :class:`torch.nn.Linear`.
+        seed: Seeds the initial weights, those of :class:`torch.nn.Linear`.
         scale: Factor of the initial weights.
         start: What both parts of a pair have more than the weight needs, in units of x.
     """
@@ -149,7 +149,7 @@ def epoch_order(num_rows: int, seed: int, epochs: int) -> Tensor:
 
     Args:
         num_rows: Number of rows of the data.
-        seed: Of the order.
+        seed: Seeds the order.
         epochs: Number of epochs.
 
     Example:
@@ -190,8 +190,8 @@ def fit(
         columns: The settings.
         epochs: Passes over the data.
         batch_size: Rows in a batch; the last batch of an epoch has the rest.
-        schedule: Of the learning rate, step by step: ``"cosine"``, ``"linear"`` or ``"constant"``.
-        seed: Of the order of the rows, the same for all columns.
+        schedule: Schedule of the learning rate, per step: ``"cosine"``, ``"linear"`` or ``"constant"``.
+        seed: Seeds the order of the rows, the same for all columns.
         drop: Tolerance at which weights are dropped (see the module); ``None`` to train every weight to the end.
         bias: Whether the models have one.
         threads: CPU threads; torch's number by default.

@@ -345,7 +345,7 @@ def test_a_sweep_that_is_killed_or_stopped_leaves_nothing_behind_and_goes_on(tmp
         until(lambda: len(children.read_text().split()) > 2)  # two workers, and the tracker that comes with them
         os.killpg(process.pid, signal.SIGINT)  # Ctrl-C, while they start
         code, _, errors = finish(process)
-    assert (code, errors) == (130, "rewa sweep: stopped by SIGINT; saved, and the same command goes on\n")
+    assert (code, errors) == (130, "rewa sweep: stopped by SIGINT; saved, and the same command resumes\n")
     with started(arguments, tmp_path) as process:
         until(lambda: all(epochs_done(tmp_path, name) for name in RUNS))
         process.kill()
@@ -355,7 +355,7 @@ def test_a_sweep_that_is_killed_or_stopped_leaves_nothing_behind_and_goes_on(tmp
         until(lambda: len(trainers(tmp_path)) == 2)
         process.terminate()
         code, _, errors = finish(process)
-    assert (code, errors) == (143, "rewa sweep: stopped by SIGTERM; saved, and the same command goes on\n")
+    assert (code, errors) == (143, "rewa sweep: stopped by SIGTERM; saved, and the same command resumes\n")
     assert not trainers(tmp_path)
     for name in RUNS:
         assert list((tmp_path / name / "checkpoints").glob("step-*"))
@@ -425,7 +425,7 @@ def test_ray_stops_goes_on_and_replaces_a_killed_worker(tmp_path, cluster, undis
         process.terminate()
         code, _, errors = finish(process)
     assert code == 143
-    assert errors.endswith("rewa sweep: stopped by SIGTERM; saved, and the same command goes on\n")
+    assert errors.endswith("rewa sweep: stopped by SIGTERM; saved, and the same command resumes\n")
     assert not trainers(tmp_path)
     assert all(list((tmp_path / name / "checkpoints").glob("step-*")) for name in RUNS)
     before = epochs_done(tmp_path, RUNS[0])

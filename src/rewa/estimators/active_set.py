@@ -33,7 +33,7 @@ def minimize(
 
     Args:
         Q: Symmetric, positive semidefinite, of the shape ``(m, m)``. A coefficient with a zero on the diagonal stays zero.
-        q: Of the shape ``(m,)``.
+        q: Right-hand side, of the shape ``(m,)``.
         a: Weights of the penalty; a coefficient with weight 0 is not penalized.
         p: Exponent in (0, 1].
         b: Start; it decides which of several such points is found.

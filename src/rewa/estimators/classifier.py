@@ -224,7 +224,7 @@ class ReWAClassifier(_Classifier, Single):
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> ReWAClassifier:
-        """Go on with one pass over more rows, by the paper's iteration, for data that come in chunks; after a fit, begin anew.
+        """Make one more pass over new rows by the paper's iteration, for data in chunks; after a fit, start again.
 
         Args:
             X: Features, dense or sparse.
@@ -254,7 +254,7 @@ class ReWAClassifierCV(_Classifier, CrossValidated):
         K: Order of the reparameterization.
         M: Adaptivity exponent; by default from p, or K - 1, the plain product of K factors, which makes p = 2/K.
         alphas: Weights of the penalty to try, or how many.
-        alpha_ratio: Of the last threshold to the first; by default 0.01 if there are more features than rows, else 0.0001.
+        alpha_ratio: Last threshold over the first; by default 0.01 if there are more features than rows, else 0.0001.
         cv: Folds: a number, a splitter, or splits; by default five.
         selection: ``"min"``, ``"1se"`` or ``"ebic"``.
         refit: Whether the nonzero coefficients are fitted again without a penalty; ``"auto"``: if that makes the error on

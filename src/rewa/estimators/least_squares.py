@@ -75,7 +75,7 @@ class LeastSquares:
     r"""The loss :math:`\frac12\sum_i w_i (y_i - b_0 - z_i^\top b)^2` at a point, with y in units of its largest value.
 
     Args:
-        correlations: Of the columns of X.
+        correlations: Correlations of the columns of X.
         y: Targets.
         fit_intercept: Whether there is an intercept; the columns must be centered then.
     """

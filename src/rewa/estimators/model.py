@@ -50,7 +50,7 @@ class Path:
         alphas: Weights of the penalty, falling.
         p: Its exponent.
         sparse_coefs: Coefficients, a column for each weight and a row for each feature, output by output.
-        intercepts: Of the shape ``(n_alphas,)`` or ``(n_outputs, n_alphas)``.
+        intercepts: Intercepts, of the shape ``(n_alphas,)`` or ``(n_outputs, n_alphas)``.
         n_iters: Newton steps for each.
     """
 
@@ -176,7 +176,7 @@ class LinearModel(CallbackSupportMixin, BaseEstimator, abc.ABC):
             y: Targets.
             alphas: Weights of the penalty, or how many: then from the least that leaves the model empty downwards, so that the
                 thresholds which coefficients must pass to enter fall evenly on a log scale.
-            alpha_ratio: Of the last threshold to the first; by default 0.01 if there are more features than rows, else 0.0001.
+            alpha_ratio: Last threshold over the first; by default 0.01 if there are more features than rows, else 0.0001.
             sample_weight: Weights of the rows.
         """
         clone = type(self)(**self.get_params(deep=False))
@@ -377,7 +377,7 @@ class Single(LinearModel):
         ]
         if changed:
             raise ValueError(
-                f"{', '.join(changed)} changed since the first call of partial_fit, which goes on with the settings it began "
+                f"{', '.join(changed)} changed since the first call of partial_fit, which continues with the settings it began "
                 "with: use a clone of the estimator to begin anew."
             )
         self._spread.partial_fit(data, sample_weight=problem.weights)

@@ -27,9 +27,9 @@ class Problem(abc.ABC):
     Args:
         X: Dense, or sparse in columns (CSC), in float64.
         y: Targets: a column for each output, or the number of each row's class.
-        weights: Of the rows, positive.
+        weights: Weights of the rows, positive.
         rows: How many there are, counted by their sample weights.
-        factors: Of the penalty, for each column of X.
+        factors: Factors of the penalty, one per column of X.
         fit_intercept: Whether there is an intercept.
         standardize: Whether columns are taken in units of their spread.
         positive: Whether coefficients must not be negative.

@@ -133,7 +133,7 @@ class ReWARegressor(_Regressor, Single):
     """
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> ReWARegressor:
-        """Go on with one pass over more rows, by the paper's iteration, for data that come in chunks; after a fit, begin anew.
+        """Make one more pass over new rows by the paper's iteration, for data in chunks; after a fit, start again.
 
         Args:
             X: Features, dense or sparse.
@@ -156,7 +156,7 @@ class ReWARegressorCV(_Regressor, CrossValidated):
         K: Order of the reparameterization.
         M: Adaptivity exponent; by default from p, or K - 1, the plain product of K factors, which makes p = 2/K.
         alphas: Weights of the penalty to try, or how many.
-        alpha_ratio: Of the last threshold to the first; by default 0.01 if there are more features than rows, else 0.0001. A
+        alpha_ratio: Last threshold over the first; by default 0.01 if there are more features than rows, else 0.0001. A
             path ends before when its models have become clearly worse.
         cv: Folds: a number, a splitter, or splits; by default five.
         selection: ``"min"``, the least error on held-out rows; ``"1se"``, the largest weight whose error is within a standard

@@ -78,7 +78,7 @@ def by_cross_validation(
         splits: Rows to fit and rows to hold out.
         ps: Exponents to try.
         alphas: Weights of the penalty to try, or how many.
-        ratio: Of the last threshold to the first.
+        ratio: Ratio of the last threshold to the first.
         refit: Whether coefficients are fitted again without a penalty; ``"auto"``: whichever has the least error.
         one_standard_error: Whether to take the largest weight that is no worse than the best by a standard error.
         n_jobs: Threads.
@@ -215,7 +215,7 @@ def by_information(
         problem: Data and penalty.
         ps: Exponents to try.
         alphas: Weights of the penalty to try, or how many.
-        ratio: Of the last threshold to the first.
+        ratio: Ratio of the last threshold to the first.
         refit: Whether the model is the refitted one; the criterion is always its.
         gamma: How much the number of columns counts; 0 is BIC, which keeps far too much when there are more columns than rows.
         progress: Called after each exponent, and at the end.

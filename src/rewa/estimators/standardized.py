@@ -20,7 +20,7 @@ class Columns:
 
     Args:
         X: Dense, or sparse in columns (CSC), in float64.
-        weights: Of the rows, with sum 1, for the means; none without centering.
+        weights: Weights of the rows, with sum 1, for the means; none without centering.
     """
 
     def __init__(self, X: Any, weights: Array | None) -> None:
@@ -59,7 +59,7 @@ class Standardized:
 
     Args:
         X: Dense, or sparse in columns (CSC), in float64; or its columns.
-        weights: Of the rows, not negative, with sum 1.
+        weights: Weights of the rows, not negative, with sum 1.
         center: Whether m is the weighted mean of each column; 0 otherwise.
         standardize: Whether s is the weighted root mean square of each column about m; 1 otherwise.
 

@@ -67,7 +67,7 @@ def split_off(items: Any, count: int, name: str) -> tuple[Any, Any]:
     Args:
         items: The training examples, or their numbers.
         count: How many are held out.
-        name: Of the data.
+        name: Name of the data.
     """
     if not 1 <= count < len(items):
         raise ValueError(f"Invalid validation: {count} (allowed for {name}: 1 to {len(items) - 1}, of the training examples)")
@@ -209,7 +209,7 @@ class Images(Data):
     r"""Images held in memory as bytes, and normalised, :math:`(x - \mu_c) / \sigma_c` in each channel c, when they are used.
 
     Args:
-        name: Of the data.
+        name: Name of the data.
         train: Images, uint8 of shape (count, channels, height, width), and labels, int64.
         validation: The same.
         test: The same.
@@ -307,7 +307,7 @@ class Text(Data):
     side by side. For evaluation they lie side by side, and what does not fill the last one is left out.
 
     Args:
-        name: Of the data.
+        name: Name of the data.
         text: All of it.
         context: Characters in a window.
     """

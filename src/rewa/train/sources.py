@@ -147,7 +147,7 @@ def find(name: str, root: Path | None, wanted: Sequence[str], folder: str, fetch
     """The folder that holds all the files of some data.
 
     Args:
-        name: Of the data.
+        name: Name of the data.
         root: Folder with the data, or with a folder of it; None for the environment variable ``REWA_DATA``.
         wanted: Names of the files.
         folder: Name of the folder that they may be in.

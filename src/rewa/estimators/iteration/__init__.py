@@ -91,7 +91,7 @@ def fit(
         max_iter: Most steps of the full batch; passes over batches.
         tol: Largest residual, see :class:`Result`.
         device: Where torch computes.
-        random_state: Of the order of the rows.
+        random_state: Seeds the order of the rows.
         coef_init: Coefficients to start from.
         intercept_init: Intercept to start from.
         outputs: Number of classes, where y may lack some.

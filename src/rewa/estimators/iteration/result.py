@@ -23,7 +23,7 @@ class Result(NamedTuple):
     r"""A fitted linear model.
 
     Attributes:
-        coef: Of the shape ``(d,)``, or ``(outputs, d)`` for several outputs or classes.
+        coef: Coefficients, of the shape ``(d,)``, or ``(outputs, d)`` for several outputs or classes.
         intercept: A number, or one for each output or class.
         n_iter: Steps of the full batch or of a stream, or passes over batches.
         converged: Whether the residual came below the tolerance and, in a full batch, no coefficient wants to enter or leave.
@@ -40,7 +40,7 @@ class Result(NamedTuple):
 
 
 def finalize(state: Iteration, *, tol: float = 1e-8) -> Result:
-    """The model of a stream with exact zeros; the state itself goes on as it is.
+    """The model of a stream with exact zeros; the state itself does not change.
 
     Zero is what shrinks under the mean gradient of the last pass and lies below its start, or is better off at zero.
 

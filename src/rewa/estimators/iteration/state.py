@@ -48,7 +48,7 @@ class Iteration:
         start: Start of both parts, in units of x, or ``"auto"``.
         device: Where torch computes.
         outputs: Number of outputs, or ``None`` before the first rows if it was not given.
-        generator: Of the order of the rows.
+        generator: Draws the order of the rows.
         coef_init: Coefficients to start from.
         intercept_init: Intercept to start from.
         penalized: Columns with a pair.
@@ -182,7 +182,7 @@ def begin(
         batch_size: Rows in a batch.
         start: Start of both parts, in units of x.
         device: Where torch computes, by default on the CPU.
-        random_state: Of the order of the rows.
+        random_state: Seeds the order of the rows.
         outputs: Number of classes of the multinomial loss, where the first rows may not show it.
         coef_init: Coefficients to start from, to which both parts add their start.
         intercept_init: Intercept to start from.
