@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rewa {rewa.__version__}")
     commands: _Commands = parser.add_subparsers(dest="command", required=True)
     _add_training(commands)
+    _add_results(commands)
     _add_explain(commands)
     _add_files(commands)
     for command in commands.choices.values():
@@ -183,6 +184,9 @@ def _add_training(commands: _Commands) -> None:
         )
         command.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="of runs (default runs)")
         _add_machine(command)
+
+
+def _add_results(commands: _Commands) -> None:
     report = _command(
         commands,
         "report",
