@@ -411,7 +411,7 @@ def frozen(sharding: str, when: str) -> None:
     for name, mask in zeros.items():
         squares = whole(optimizer.state[model.get_parameter(name)]["exp_avg_sq"])
         assert (squares[mask] == 0).all()
-    rewa.deploy.zeros.thaw(model)
+    rewa.deploy.freezing.thaw(model)
     train(model, optimizer, dist.get_rank(), 1)
     assert any((weights(model)[name][mask] != 0).any() for name, mask in zeros.items())
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
+import subprocess
+import sys
 import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import rewa
-from rewa.weights import classify, computed
+from rewa.weights import classify, computed, decisions
 
 SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -191,7 +195,7 @@ class Block(nn.Module):
 
 
 def test_loose_parameters_are_judged_by_shape_and_name():
-    reasons = {name: weight.reason for name, weight in classify(Block()).items()}
+    reasons = {name: None if found.is_sparse else found.reason for name, found in classify(Block()).items()}
     assert [name for name, reason in reasons.items() if reason is None] == ["experts", "text_projection", "matrices.0"]
     assert reasons["mixing"] == "at most one axis longer than 1"
     assert reasons["A_log"] == "rate, by 'log' in its name"
@@ -209,7 +213,7 @@ def test_weights_of_known_layers_are_weights_whatever_their_shape():
         "attention": nn.MultiheadAttention(4, 1, kdim=2, vdim=3, add_bias_kv=True), "recurrent": nn.LSTM(1, 3, proj_size=1),
         "cell": nn.GRUCell(1, 1),
     }  # fmt: skip
-    found = [name for name, weight in classify(nn.ModuleDict(layers)).items() if weight.reason is None]
+    found = [name for name, one in classify(nn.ModuleDict(layers)).items() if one.is_sparse]
     assert found == [
         "regression.weight", "spread.weight", "single.weight", "pointwise.weight", "depthwise.weight", "transposed.weight",
         "bilinear.weight", "attention.q_proj_weight", "attention.k_proj_weight", "attention.v_proj_weight",
@@ -230,7 +234,7 @@ def test_parts_of_a_normalized_weight_stay_plain_and_the_weight_is_seen(wrap):
     assert [decision.name for decision in rewa.param_groups(model).decisions if decision.is_sparse] == ["0.weight"]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     (found,) = computed(model)
-    assert (found.name, found.reason) == ("1.weight", None)
+    assert (found.name, found.is_sparse) == ("1.weight", True)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     torch.testing.assert_close(found.value, model.eval()[1].weight.detach())
     assert {*found.originals} == {name for name, _ in model.named_parameters() if "weight" in name} - {"0.weight"}
@@ -245,8 +249,8 @@ def test_quantized_tensors_stay_as_they_are():
 def test_requires_grad_matters_to_training_only():
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    assert classify(model)["0.weight"].reason is None
-    assert rewa.param_groups(model).decisions[0].reason == "frozen: make the groups again after unfreezing"
+    assert classify(model)["0.weight"].is_sparse
+    assert rewa.param_groups(model).decisions[0].reason == "not trained: make the groups again once it requires a gradient"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by the old name
@@ -254,14 +258,247 @@ def test_requires_grad_matters_to_training_only():
 def test_what_peft_adds_is_an_adapter(kind):
     peft = pytest.importorskip("peft")
     model = architecture("LlamaForCausalLM")
-    own = [weight.param for weight in classify(model).values() if weight.reason is None]
+    own = [one.param for one in classify(model).values() if one.is_sparse]
     options = {
         "IA3Config": {"target_modules": ["q_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
         "PrefixTuningConfig": {"num_virtual_tokens": 3, "prefix_projection": True, "task_type": "CAUSAL_LM"},
     }.get(kind, {"target_modules": ["q_proj", "down_proj"]})
     adapted = peft.get_peft_model(model, getattr(peft, kind)(**options))
-    found = [weight.param for weight in classify(adapted).values() if weight.reason is None]
+    found = [one.param for one in classify(adapted).values() if one.is_sparse]
     assert [id(param) for param in found] == [id(param) for param in own]
     added = [decision for decision in rewa.param_groups(adapted).decisions if decision.settings is not None]
     assert added
     assert not any(decision.is_sparse for decision in added)
+
+
+# --------------------------------------------------------------------------------------- what rules decided
+
+
+class Classifier(nn.Module):
+    """An embedding, which is dense by default, a layer, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(7, 4)
+        self.layer = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        return self.head(torch.relu(self.layer(self.words(tokens))))
+
+
+RULES = {
+    "excluded": ({r"head\.weight": None}, ["layer.weight"]),
+    "included": ({r"words\.weight": {"sparse": True}}, ["words.weight", "layer.weight", "head.weight"]),
+    "plain by its exponents": ({r"head\.weight": {"K": 1, "M": 0}}, ["layer.weight"]),
+    "another order": ({r"head\.weight": {"K": 3}}, ["layer.weight", "head.weight"]),
+    "none": (None, ["layer.weight", "head.weight"]),
+}
+DECIDED = pytest.mark.parametrize(("rules", "expected"), RULES.values(), ids=RULES)
+
+
+def changed(model, act):
+    """The parameters that a call changes."""
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    act(model)
+    return [name for name, param in model.named_parameters() if not torch.equal(param.detach(), before[name])]
+
+
+def seen_at(model, threshold):
+    """The parameters that have zeros while a curve is evaluated."""
+    found = []
+
+    def value(model):
+        found.extend(name for name, param in model.named_parameters() if (param == 0).any())
+        return 0.0
+
+    rewa.sparsity.curve(model, value, [threshold])
+    return found
+
+
+def frozen(model, **options):
+    """The parameters whose zeros are frozen, if all of them have one."""
+    for param in model.parameters():
+        param.data.view(-1)[0] = 0
+    return list(rewa.freeze_zeros(model, **options).zeros)
+
+
+# What each call takes for the weights that can become sparse.
+ASKED = {
+    "finalize": lambda model, **given: changed(model, lambda model: rewa.finalize(model, sparsity=0.5, **given)),
+    "a threshold": lambda model, **given: changed(model, lambda model: rewa.finalize(model, threshold=0.3, **given)),
+    "freeze_zeros": frozen,
+    "summary": lambda model, **given: [layer.name for layer in rewa.sparsity.summary(model, **given).layers],
+    "prunable": lambda model, **given: list(rewa.sparsity.prunable(model, **given)),
+    "decisions": lambda model, **given: [one.name for one in decisions(model, **given).values() if one.is_sparse],
+}
+
+
+@DECIDED
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_what_rules_decided_holds_after_training(ask, rules, expected):
+    model = Classifier()
+    rewa.param_groups(model, rules=rules)
+    assert ask(model) == expected
+
+
+@DECIDED
+def test_what_rules_decided_holds_for_every_count(rules, expected):
+    model = Classifier()
+    rewa.param_groups(model, rules=rules)
+    sizes = {name: param.numel() for name, param in model.named_parameters()}
+    total = sum(sizes[name] for name in expected)
+    assert seen_at(model, 0.3) == expected
+    assert rewa.sparsity.whole(model, threshold=torch.inf).nonzero == sum(sizes.values()) - total
+    assert rewa.sparsity.histogram(model)[0].sum() == total
+    report = rewa.finalize(model, sparsity=0.5)
+    assert (report.summary.prunable.total, report.summary.prunable.nonzero) == (total, total // 2)
+
+
+@DECIDED
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("given", ["groups", "optimizer", "attached", "groups of the optimizer", "annealed"])
+def test_groups_and_optimizers_give_the_same_answer(given, ask, rules, expected):
+    model = Classifier()
+    groups = rewa.param_groups(model, rules=rules)
+    attached = given == "attached"
+    optimizer = rewa.attach(torch.optim.AdamW(groups)) if attached else rewa.ReWASGD(groups, lr=0.1, decoupled=True)
+    if given == "annealed":
+        rewa.Annealing(optimizer, 10)
+    rewa.param_groups(model)  # the model itself is back at the default
+    what = {"groups": groups, "groups of the optimizer": optimizer.param_groups}.get(given, optimizer)
+    assert ask(model, groups=what) == expected
+    assert list(rewa.sparsity.prunable(what)) == [name for name in names_of(what) if name in expected]
+
+
+def names_of(what):
+    """The names in the order in which groups or an optimizer hold them; what param_groups returned knows the model's order."""
+    if hasattr(what, "decisions"):
+        return [one.name for one in what.decisions]
+    return [name for group in getattr(what, "param_groups", what) for name in group["param_names"]]
+
+
+def test_an_optimizer_with_groups_by_hand_is_heard():
+    model = Classifier()
+    rest = [param for name, param in model.named_parameters() if name != "layer.weight"]
+    optimizer = rewa.ReWASGD([{"params": [model.layer.weight]}, {"params": rest, "K": 1, "M": 0}])
+    assert list(rewa.sparsity.prunable(model, groups=optimizer)) == ["layer.weight"]
+    assert [one.param is model.layer.weight for one in decisions(optimizer).values() if one.is_sparse] == [True]
+    assert list(rewa.sparsity.prunable(model)) == ["layer.weight", "head.weight"]
+    with pytest.raises(ValueError, match=r"SGD has no setting of ReWA.*give the model"):
+        decisions(torch.optim.SGD(model.parameters()))
+    with pytest.raises(TypeError, match=r"needs a model, .* not generator"):
+        decisions(model.parameters())
+
+
+def test_freezing_by_an_optimizer_leaves_its_plain_groups_alone():
+    model = Classifier()
+    for param in model.parameters():
+        param.data.view(-1)[0] = 0
+    optimizer = rewa.ReWASGD(rewa.param_groups(model, rules={r"head\.weight": None}))
+    assert list(rewa.freeze_zeros(optimizer).zeros) == ["layer.weight"]
+    everywhere = ["words.weight", "layer.weight", "head.weight"]
+    plain = rewa.ReWASGD(rewa.param_groups(model, K=1, M=0))  # nothing of it is ReWA's, so that it is like any of torch's
+    for other in (plain, torch.optim.SGD(model.named_parameters())):
+        assert list(rewa.freeze_zeros(other).zeros) == everywhere
+
+
+class Wrapper(nn.Module):
+    """As DistributedDataParallel holds a model."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args):
+        return self.module(*args)
+
+
+WRAPPED = {
+    "itself": lambda model: model,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "wrapped": Wrapper,
+    "a part": lambda model: nn.ModuleDict({"encoder": nn.Linear(2, 2), "classifier": model}),
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "averaged": torch.optim.swa_utils.AveragedModel,
+    "assigned": lambda model: model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True) and model,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_what_rules_decided_travels_with_the_layers(wrap):
+    model = Classifier()
+    keys = list(model.state_dict())
+    rewa.param_groups(model, rules={r"head\.weight": None, r"words\.weight": {"sparse": True}})
+    found = wrap(model)
+    named = [name for name in rewa.sparsity.prunable(found) if "encoder" not in name]
+    assert [name.rpartition("weight")[0].split(".")[-2] for name in named] == ["words", "layer"]
+    assert list(model.state_dict()) == keys
+    if isinstance(found, Wrapper):  # and the other way round
+        rewa.param_groups(found, rules={r"module\.layer\.weight": None})
+        assert list(rewa.sparsity.prunable(model)) == ["head.weight"]
+
+
+def test_the_next_groups_replace_what_was_decided():
+    model = Classifier()
+    rewa.param_groups(model, rules={r"head\.weight": None})
+    rewa.param_groups(model, rules={r"layer\.weight": None})
+    assert list(rewa.sparsity.prunable(model)) == ["head.weight"]
+    with pytest.raises(ValueError, match="matches no parameter"):
+        rewa.param_groups(model, rules={"nothing": None})
+    assert list(rewa.sparsity.prunable(model)) == ["head.weight"]  # a call that fails decides nothing
+    rewa.param_groups(model)
+    assert list(rewa.sparsity.prunable(model)) == ["layer.weight", "head.weight"]
+    assert not any("rewa" in key for module in model.modules() for key in vars(module))
+
+
+def test_groups_without_rules_decide_nothing():
+    """What is not trained, or trained plainly for its K and M, is a weight as before."""
+    model = Classifier()
+    model.head.requires_grad_(False)
+    for groups in (rewa.param_groups(model), rewa.param_groups(model, K=1, M=0)):
+        for what in (model, groups):
+            assert list(rewa.sparsity.prunable(what)) == ["layer.weight", "head.weight"]
+    rewa.param_groups(model, K=1, M=0, rules={r"layer\.weight": {"lr": 0.5}})
+    assert list(rewa.sparsity.prunable(model)) == ["layer.weight", "head.weight"]
+
+
+def test_rules_hold_through_parametrizations_and_masks():
+    model = Classifier()
+    rewa.param_groups(model, rules={r"head\.weight": None})
+    parametrizations.weight_norm(model.head)
+    prune.l1_unstructured(model.words, "weight", amount=2)
+    assert [layer.name for layer in rewa.sparsity.summary(model).layers] == ["layer.weight"]
+    assert list(rewa.sparsity.prunable(model)) == ["layer.weight"]  # the head's is computed, but is not to be cut
+    rewa.param_groups(model, rules={r"words\.weight_orig": {"sparse": True}, r"head\.parametrizations\.weight\..*": None})
+    assert [layer.name for layer in rewa.sparsity.summary(model).layers] == ["words.weight", "layer.weight"]
+    torch.nn.utils.parametrize.remove_parametrizations(model.head, "weight")
+    prune.remove(model.words, "weight")
+    assert list(rewa.sparsity.prunable(model)) == ["words.weight", "layer.weight"]
+
+
+def test_forms_take_what_was_decided():
+    model = Classifier()
+    rewa.param_groups(model, rules={r"head\.weight": None})
+    rewa.reparametrize(model, form="pair")
+    assert [name for name, _ in model.named_parameters() if "parametrizations" in name] == [
+        "layer.parametrizations.weight.original0", "layer.parametrizations.weight.original1",
+    ]  # fmt: skip
+    rewa.remove_reparametrization(model)
+    assert list(rewa.sparsity.prunable(model)) == ["layer.weight"]
+
+
+def test_a_tied_weight_is_decided_once():
+    model = Classifier()
+    model.head = nn.Linear(4, 7, bias=False)
+    model.head.weight = model.words.weight
+    rewa.param_groups(model, rules={r"words\.weight": {"sparse": True}})
+    assert list(rewa.sparsity.prunable(model)) == ["words.weight", "layer.weight"]
+    assert list(rewa.sparsity.prunable(model.head)) == ["weight"]
+
+
+def test_counting_needs_no_optimizer():
+    code = "import sys, rewa.sparsity\nassert not [name for name in sys.modules if name.startswith('rewa.optim')]"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

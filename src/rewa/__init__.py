@@ -9,10 +9,11 @@ from rewa._moved import install as _know_old_names
 if TYPE_CHECKING:  # for type checkers and editors; __getattr__ imports each name when it is first used
     from rewa import lockstep, presets, reparam, sparsity, theory
     from rewa.deploy.export import export_onnx
+    from rewa.deploy.freezing import freeze_zeros
     from rewa.deploy.inference import accelerate
     from rewa.deploy.packed import PackedFileError, load_packed, save_packed
     from rewa.deploy.surgery import shrink
-    from rewa.deploy.zeros import finalize, freeze_zeros
+    from rewa.deploy.zeros import finalize
     from rewa.forms import matched_groups, remove_reparametrization, reparametrize
     from rewa.optim.adamw import ReWAAdamW
     from rewa.optim.annealing import Annealing
@@ -58,7 +59,8 @@ _HOMES = {
     "rewa.optim.sgd": ["ReWASGD"],
     "rewa.deploy.packed": ["PackedFileError", "load_packed", "save_packed"],
     "rewa.deploy.surgery": ["shrink"],
-    "rewa.deploy.zeros": ["finalize", "freeze_zeros"],
+    "rewa.deploy.freezing": ["freeze_zeros"],
+    "rewa.deploy.zeros": ["finalize"],
 }
 _know_old_names()
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from rewa.optim.groups import param_groups
 from rewa.optim.misuse import mark_copies, mark_form, retire
 from rewa.optim.optimizer import LOW_PRECISION, check_parameter, root_mean_square
 from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, step_size, to_x, to_y
+from rewa.weights import check_unshared, decisions
 
 __all__ = ["Factors", "Pair", "Tied", "matched_groups", "remove_reparametrization", "reparametrize"]
 
@@ -106,13 +106,13 @@ class Tied(nn.Module):
         """The y that gives x."""
         return to_y(x, self.K)
 
-    def step_size(self, modulus: float) -> float:
-        """How far a new weight of this modulus moves in a step, for each unit of learning rate and gradient.
+    def step_size(self, magnitude: float) -> float:
+        """How far a new weight of this magnitude moves per step, for each unit of learning rate and gradient.
 
         Args:
-            modulus: Of the weight, above 0.
+            magnitude: The weight's, above 0.
         """
-        return step_size(modulus, self.K, self.M, self.eps)
+        return step_size(magnitude, self.K, self.M, self.eps)
 
     def extra_repr(self) -> str:
         """The setting."""
@@ -158,18 +158,18 @@ class Pair(Tied):
         """The two parts that give x."""
         return to_y(x.clamp(min=0) + self.start, self.K), to_y((-x).clamp(min=0) + self.start, self.K)
 
-    def step_size(self, modulus: float) -> float:
-        """How far a new weight of this modulus moves in a step: the sum of what both parts do.
+    def step_size(self, magnitude: float) -> float:
+        """How far a new weight of this magnitude moves per step: the sum of what both parts do.
 
         Args:
-            modulus: Of the weight, above 0.
+            magnitude: The weight's, above 0.
 
         Example:
             >>> pair = Pair(K=2, M=1, start=0.25)
             >>> round(pair.step_size(0.5), 12)  # 2 (u^2 + v^2)
             2.0
         """
-        return super().step_size(modulus + self.start) + super().step_size(self.start)
+        return super().step_size(magnitude + self.start) + super().step_size(self.start)
 
     def extra_repr(self) -> str:
         """The setting."""
@@ -179,8 +179,8 @@ class Pair(Tied):
 class Factors(nn.Module):
     r"""Parametrization :math:`x = y_1 y_2 \cdots y_K` by K untied factors, the paper's Equation [Cp], with its true gradient.
 
-    The factors start with equal moduli. While they are equal and trained by SGD, they follow the tied form with ``M = K-1``,
-    ``eps = 0``.
+    The factors start with equal magnitudes. While they are equal and trained by SGD, they follow the tied form with
+    ``M = K-1``, ``eps = 0``.
 
     Args:
         K: Number of factors, an integer from 2.
@@ -207,7 +207,7 @@ class Factors(nn.Module):
         return x
 
     def right_inverse(self, x: Tensor) -> tuple[Tensor, ...]:
-        """K factors of equal modulus that give x."""
+        """K factors of equal magnitude that give x."""
         root = to_y(x.abs(), self.K)
         return (torch.copysign(root, x), *(root.clone() for _ in range(self.K - 1)))
 
@@ -237,8 +237,8 @@ def reparametrize(
         eps: Stabilizer (0 unless given); the factors have none.
         start: The pair form's start value (0.005 unless given).
         relative_start: Instead of ``start``: a multiple of the root mean square of each weight's values.
-        include: Regular expression for the whole names of the parameters to replace. By default the ones that
-            :func:`rewa.param_groups` makes sparse.
+        include: Regular expression for the whole names of the parameters to replace. By default the weights that can become
+            sparse (:func:`rewa.weights.decisions`) and require a gradient.
 
     Returns:
         The same model. :func:`remove_reparametrization` leaves plain weights.
@@ -270,32 +270,10 @@ def reparametrize(
     if extra := [name for name in given if name not in allowed]:
         raise ValueError(f"form={form!r} has no {' and no '.join(extra)} (it takes K{', '.join(['', *allowed])})")
     kind(K=K, **given)  # refuses bad values before anything changes
-    if include is None:
-        chosen = {decision.name for decision in param_groups(model).decisions if decision.is_sparse}
-    else:
-        chosen = {name for name, _ in model.named_parameters() if re.fullmatch(include, name)}
-    if nested := [name for name in chosen if ".parametrizations." in f".{name}"]:
-        raise ValueError(f"{nested[0]!r} is parametrized already: call rewa.remove_reparametrization(model) first")
-    if not chosen:
-        raise ValueError(f"no parameter to reparametrize ({f'include={include!r} matches none' if include else 'no weights'})")
-    places = [
-        (f"{prefix}.{name}".lstrip("."), module, name)
-        for prefix, module in model.named_modules()
-        for name, _ in module.named_parameters(recurse=False)
-    ]
-    owners: dict[int, str] = {}
-    for full_name, module, name in places:
-        other = owners.setdefault(id(getattr(module, name)), full_name)
-        if other != full_name and chosen & {other, full_name}:
-            raise ValueError(f"{full_name!r} and {other!r} are one shared weight, which a parametrization cannot keep shared")
-    places = [place for place in places if place[0] in chosen]
-    settings = (
-        {"K": K, "M": given.get("M", 2), "eps": given.get("eps", 0.0)}
-        if form != "factors"
-        else {"K": K, "M": K - 1, "eps": 0.0}
-    )
+    exponents = {"M": given.get("M", 2), "eps": given.get("eps", 0.0)} if form != "factors" else {"M": K - 1, "eps": 0.0}
+    settings = {"K": K, **exponents}
     made: list[tuple[nn.Module, str, nn.Module]] = []
-    for full_name, module, name in places:
+    for full_name, module, name in _places(model, include):
         param, label = getattr(module, name), f"parameter {full_name!r}"
         if param.dtype in LOW_PRECISION:
             raise ValueError(f"{label} is {param.dtype}, too coarse for the {form} form: convert the model with model.float()")
@@ -313,11 +291,30 @@ def reparametrize(
     return model
 
 
+def _places(model: nn.Module, include: str | None) -> list[tuple[str, nn.Module, str]]:
+    """The parameters to replace: the name of each in the model, the module that holds it, and its name there."""
+    if include is None:
+        chosen = {name for name, one in decisions(model).items() if one.is_sparse and one.param.requires_grad}
+    else:
+        chosen = {name for name, _ in model.named_parameters() if re.fullmatch(include, name)}
+    if nested := [name for name in chosen if ".parametrizations." in f".{name}"]:
+        raise ValueError(f"{nested[0]!r} is parametrized already: call rewa.remove_reparametrization(model) first")
+    if not chosen:
+        raise ValueError(f"no parameter to reparametrize ({f'include={include!r} matches none' if include else 'no weights'})")
+    check_unshared(model, chosen)
+    return [
+        (full_name, module, name)
+        for prefix, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+        if (full_name := f"{prefix}.{name}".lstrip(".")) in chosen
+    ]
+
+
 def matched_groups(model: nn.Module, *, lr: float, weight_decay: float) -> list[dict[str, Any]]:
     r"""Parameter groups for a model in tied or pair form that plain SGD moves, at first, as it would without the form.
 
-    A weight of modulus s moves ``step_size(s)`` times as fast as under SGD, in each layer another number. The group of a weight
-    has the learning rate divided by that, for s the root mean square of its values. The decay goes with the rate, so
+    A weight of magnitude s moves ``step_size(s)`` times as fast as under SGD, in each layer another number. The group of a
+    weight has the learning rate divided by that, for s the root mean square of its values. The decay goes with the rate, so
     that the penalty, :math:`\lambda\|x\|_1` for the pair with ``K = 2, M = 1``, is the same for all layers.
 
     Args:

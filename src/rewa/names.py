@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = ["nearest", "nearest_setting", "plain"]
+__all__ = ["close", "nearest", "nearest_setting", "plain"]
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # by which a terminal is told colours and moves
 
@@ -24,6 +24,23 @@ def plain(text: str) -> str:
     return " ".join(ESCAPE.sub("", text).split())
 
 
+def close(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.4) -> list[str]:
+    """The names that are most like another, whatever their case, the most alike first.
+
+    Args:
+        name: The name.
+        known: The names there are.
+        count: Most to return.
+        cutoff: How alike they must be, between 0 and 1.
+
+    Example:
+        >>> close("k", ["K", "M"]), close("weight", ["head.weight", "head.bias", "K"], count=2)
+        (['K'], ['head.weight', 'head.bias'])
+    """
+    lowered = {one.lower(): one for one in known}
+    return [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, count, cutoff)]
+
+
 def nearest(what: str, name: str, known: Iterable[str]) -> str:
     """The sentence for a name that does not exist.
 
@@ -36,10 +53,9 @@ def nearest(what: str, name: str, known: Iterable[str]) -> str:
         >>> nearest("recipe", "digit", ["digits", "cifar10-cpu"])
         "there is no recipe 'digit'; did you mean 'digits'? (digits, cifar10-cpu)"
     """
-    lowered = {one.lower(): one for one in known}
-    close = [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, 1, 0.4)]
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"there is no {what} {name!r}{hint} ({', '.join(lowered.values())})"
+    known = list(known)
+    hint = "".join(f"; did you mean {one!r}?" for one in close(name, known))
+    return f"there is no {what} {name!r}{hint} ({', '.join(known)})"
 
 
 def nearest_setting(key: str, known: Iterable[str]) -> str | None:
@@ -53,6 +69,5 @@ def nearest_setting(key: str, known: Iterable[str]) -> str | None:
         >>> nearest_setting("k", ["K", "M"]), nearest_setting("K", ["K", "M"]), nearest_setting("lr_scale", ["lr"])
         ('K', None, None)
     """
-    lowered = {one.lower(): one for one in known}
-    close = [] if key in lowered.values() else difflib.get_close_matches(key.lower(), lowered, 1, 0.85)
-    return lowered[close[0]] if close else None
+    known = list(known)
+    return None if key in known else next(iter(close(key, known, cutoff=0.85)), None)

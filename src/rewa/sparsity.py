@@ -6,27 +6,30 @@ Counts are of the whole model, also where it is sharded (FSDP2): every process m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rewa.weights import classify, computed, full, local, reshard
+from rewa.columns import aligned
+from rewa.cutting import cut
+from rewa.example import Example
+from rewa.modes import keeping_modes
+from rewa.weights import Decided, computed, decisions, full, local, reshard
 
 __all__ = [
     "Count",
+    "Cut",
     "Layer",
-    "Point",
     "Summary",
     "count",
     "curve",
     "histogram",
-    "keeping_modes",
     "prunable",
     "summary",
     "thresholded",
@@ -55,20 +58,13 @@ class Count:
         return Count(self.total + other.total, self.nonzero + other.nonzero)
 
 
-class Decided(Protocol):
-    """What :func:`rewa.param_groups` returns: groups with a decision for each parameter."""
-
-    @property
-    def decisions(self) -> Sequence[Any]:
-        """The decisions, each with the parameter's name, the parameter and whether it is sparse."""
-
-
-def prunable(model: nn.Module | Decided) -> dict[str, Tensor]:
+def prunable(model: nn.Module | Decided, *, groups: Decided | None = None) -> dict[str, Tensor]:
     """The weights that can become sparse, by name; a write into them changes the model.
 
     Args:
-        model: A model, for the weights that :func:`rewa.weights.classify` finds, trained or frozen; or what
-            :func:`rewa.param_groups` returned for the model with your own rules, for what these groups train sparsely.
+        model: A model, for the weights that :func:`rewa.weights.decisions` finds, trained or not; or what
+            :func:`rewa.param_groups` returned for the model, or an optimizer of rewa, for what these decided.
+        groups: With a model: the groups or the optimizer that decide, if not what the model remembers.
 
     Raises:
         ValueError: If torch computes a weight from other parameters, under a parametrization or a pruning mask: there is no
@@ -81,22 +77,18 @@ def prunable(model: nn.Module | Decided) -> dict[str, Tensor]:
     if isinstance(model, nn.Module):
         reshard(model)
         for found in computed(model):
-            if found.reason is None:
+            if found.is_sparse:
                 raise found.error()
-        return {name: weight.param for name, weight in classify(model).items() if weight.reason is None}
-    if not hasattr(model, "decisions"):
-        raise TypeError(f"prunable needs a model, or what rewa.param_groups returned for one, not {type(model).__name__}")
-    for decision in model.decisions:
-        if ".parametrizations." in f".{decision.name}":
-            raise ValueError(
-                f"{decision.name!r} is behind a parametrization: call rewa.remove_reparametrization on a copy first"
-            )
-        if decision.is_sparse and decision.name.endswith("_orig"):
-            raise ValueError(f"{decision.name!r} is behind a pruning mask: call torch.nn.utils.prune.remove on its layer first")
-    return {decision.name: decision.param for decision in model.decisions if decision.is_sparse}
+    decided = decisions(model, groups)
+    for name, decision in () if isinstance(model, nn.Module) else decided.items():
+        if ".parametrizations." in f".{name}":
+            raise ValueError(f"{name!r} is behind a parametrization: call rewa.remove_reparametrization on a copy first")
+        if decision.is_sparse and name.endswith("_orig"):
+            raise ValueError(f"{name!r} is behind a pruning mask: call torch.nn.utils.prune.remove on its layer first")
+    return {name: decision.param for name, decision in decided.items() if decision.is_sparse}
 
 
-def _in_use(model: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
+def _in_use(model: nn.Module, groups: Decided | None) -> tuple[dict[str, Tensor], list[Tensor]]:
     """The weights that can become sparse as the layers use them, by name, and all other parameters; to read, not to write."""
     reshard(model)
     found = computed(model)
@@ -104,13 +96,13 @@ def _in_use(model: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
     at = {one.originals[0]: one for one in found if one.originals}
     weights: dict[str, Tensor] = {}
     rest: list[Tensor] = []
-    for name, param, reason in classify(model).values():
-        tensor, label = param, name
+    for name, decision in decisions(model, groups).items():
+        tensor, label, is_sparse = decision.param, name, decision.is_sparse
         if name in behind:
             if name not in at:
                 continue
-            tensor, label, reason = at[name].value, at[name].name, at[name].reason
-        if reason is None:
+            tensor, label, is_sparse = at[name].value, at[name].name, at[name].is_sparse
+        if is_sparse:
             weights[label] = tensor
         else:
             rest.append(tensor)
@@ -157,8 +149,7 @@ def thresholded(tensors: Iterable[Tensor], threshold: float) -> Iterator[Count]:
     parts = [local(tensor.detach()) for tensor in tensors]
     saved = [part.clone() for part in parts]
     try:
-        for part in parts:
-            part.masked_fill_(part.abs() <= threshold, 0)
+        cut(parts, threshold)
         yield left
     finally:
         for part, original in zip(parts, saved, strict=True):
@@ -190,50 +181,49 @@ class Summary:
         return asdict(self)
 
     def __str__(self) -> str:
-        width = max([len(layer.name) for layer in self.layers] + [len("prunable weights")])
         counted = any(layer.multiply_adds is not None for layer in self.layers)
-        lines = [f"{'':<{width}}  {'shape':<16} {'weights':>12} {'nonzero':>12} {'zero':>7}  {'ratio':>8}"]
-        lines[0] += f" {'mult-adds':>14} {'left':>14}" if counted else ""
+        rows: list[tuple[str, ...]] = [
+            ("", "shape", "weights", "nonzero", "zero", "ratio", *(("mult-adds", "left") if counted else ()))
+        ]
+        work: list[tuple[int | None, ...]] = []
         for layer in self.layers:
-            shape = "x".join(map(str, layer.shape))
-            lines.append(f"{layer.name:<{width}}  {shape:<16} {_columns(layer.count)}")
-            if layer.multiply_adds is not None:
-                lines[-1] += f" {layer.multiply_adds:>14,} {layer.multiply_adds_left:>14,}"
-        lines.append(f"{'prunable weights':<{width}}  {'':<16} {_columns(self.prunable)}")
-        if counted:
-            totals = [
-                sum(getattr(layer, name) or 0 for layer in self.layers) for name in ("multiply_adds", "multiply_adds_left")
-            ]
-            lines[-1] += f" {totals[0]:>14,} {totals[1]:>14,}"
-        lines.append(f"{'whole model':<{width}}  {'':<16} {_columns(self.model)}")
-        return "\n".join(lines)
+            work.append((layer.multiply_adds, layer.multiply_adds_left) if counted else ())
+            rows.append((layer.name, "x".join(map(str, layer.shape)), *_cells(layer.count), *map(_number, work[-1])))
+        total = [f"{sum(one or 0 for one in column):,}" for column in zip(*work, strict=True)]
+        rows.append(("prunable weights", "", *_cells(self.prunable), *total))
+        rows.append(("whole model", "", *_cells(self.model), *("" for _ in total)))
+        return aligned(rows, "<<" + ">" * (len(rows[0]) - 2))
 
 
-def _columns(count: Count) -> str:
-    ratio = f"{count.compression_ratio:.4g}x"
-    return f"{count.total:>12,} {count.nonzero:>12,} {count.sparsity:>7.2%}  {ratio:>8}"
+def _cells(count: Count) -> tuple[str, ...]:
+    return f"{count.total:,}", f"{count.nonzero:,}", f"{count.sparsity:.2%}", f"{count.compression_ratio:.4g}x"
 
 
-def summary(model: nn.Module, threshold: float = 0.0, *, example_input: Any = None) -> Summary:
+def _number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def summary(model: nn.Module, threshold: float = 0.0, *, example_input: Any = None, groups: Decided | None = None) -> Summary:
     """Count a model's weights, layer by layer, and what is left of its multiply-adds.
 
     Args:
         model: The model.
         threshold: The largest magnitude that counts as zero.
         example_input: What to call the model with, for the multiply-adds of its linear and convolution layers, given for one
-            example; a tuple for several arguments.
+            example; a tuple for several arguments, a dictionary for keywords.
+        groups: The groups or the optimizer that decide which weights count, if not what the model remembers.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
         >>> _ = nn.init.zeros_(model[0].weight)
         >>> print(summary(model, example_input=torch.ones(5, 3)))
-                          shape                 weights      nonzero    zero     ratio      mult-adds           left
-        0.weight          2x3                         6            0 100.00%      infx              6              0
-        2.weight          1x2                         2            2   0.00%        1x              2              2
-        prunable weights                              8            2  75.00%        4x              8              2
-        whole model                                  11            5  54.55%      2.2x
+                          shape  weights  nonzero     zero  ratio  mult-adds  left
+        0.weight          2x3          6        0  100.00%   infx          6     0
+        2.weight          1x2          2        2    0.00%     1x          2     2
+        prunable weights               8        2   75.00%     4x          8     2
+        whole model                   11        5   54.55%   2.2x
     """
-    weights, rest = _in_use(model)
+    weights, rest = _in_use(model, groups)
     positions = {} if example_input is None else _positions(model, weights, example_input)
     layers = []
     for name, weight in weights.items():
@@ -251,18 +241,19 @@ def summary(model: nn.Module, threshold: float = 0.0, *, example_input: Any = No
     return Summary(threshold, tuple(layers), total, total + count(rest))
 
 
-def whole(model: nn.Module, threshold: float = 0.0) -> Count:
+def whole(model: nn.Module, threshold: float = 0.0, *, groups: Decided | None = None) -> Count:
     """Count all parameters; the threshold is for the weights that can become sparse, the others are counted as they are.
 
     Args:
         model: The model.
         threshold: The largest magnitude of a prunable weight that counts as zero.
+        groups: As for :func:`summary`.
 
     Example:
         >>> whole(nn.Linear(3, 2), threshold=math.inf)
         Count(total=8, nonzero=2)
     """
-    weights, rest = _in_use(model)
+    weights, rest = _in_use(model, groups)
     return count(weights.values(), threshold) + count(rest)
 
 
@@ -283,40 +274,27 @@ def _positions(model: nn.Module, weights: dict[str, Tensor], example_input: Any)
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             name = names.get(id(module._parameters.get("weight")), f"{prefix}.weight".lstrip("."))
             hooks += [watch(module, name)] if name in weights else []
-    arguments = example_input if isinstance(example_input, tuple) else (example_input,)
+    example = Example.of(example_input)
     try:
         with keeping_modes(model), torch.no_grad():
-            model.eval()
-            model(*arguments)
+            example.call(model.eval())
     finally:
         for handle in hooks:
             handle.remove()
         reshard(model)
-    batch = next(len(argument) for argument in arguments if isinstance(argument, Tensor))
+    batch = next(len(value) for value in (*example.args, *example.kwargs.values()) if isinstance(value, Tensor))
     return {key: value // batch for key, value in uses.items()}
 
 
-@contextmanager
-def keeping_modes(model: nn.Module) -> Iterator[None]:
-    """Whatever the block does, afterwards each module trains or evaluates as before.
-
-    Args:
-        model: The model.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def histogram(model: nn.Module, bins: NDArray[np.float64] | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+def histogram(
+    model: nn.Module, bins: NDArray[np.float64] | None = None, *, groups: Decided | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
     """How the sizes of the weights are spread: counts of log10|x| by bin.
 
     Args:
         model: The model.
         bins: Edges in log10|x|; by default 60 between the smallest and the largest.
+        groups: As for :func:`summary`.
 
     Returns:
         The counts, the edges, and how many weights are exactly zero.
@@ -329,7 +307,7 @@ def histogram(model: nn.Module, bins: NDArray[np.float64] | None = None) -> tupl
         >>> counts.tolist(), zeros
         ([1, 1, 1], 1)
     """
-    weights, _ = _in_use(model)
+    weights, _ = _in_use(model, groups)
     flat = [full(weight.detach()).abs().flatten().double().cpu() for weight in weights.values()]
     sizes = torch.cat([torch.zeros(0, dtype=torch.float64), *flat]).numpy()
     logs = np.log10(sizes[sizes > 0])
@@ -341,7 +319,7 @@ def histogram(model: nn.Module, bins: NDArray[np.float64] | None = None) -> tupl
 
 
 @dataclass(frozen=True)
-class Point:
+class Cut:
     """A threshold, what it leaves, and what the model is worth with it."""
 
     threshold: float
@@ -350,29 +328,36 @@ class Point:
     value: float | None  # None if nothing was evaluated
 
 
-def curve(model: nn.Module, evaluate: Callable[[nn.Module], float], thresholds: Iterable[float]) -> list[Point]:
+def curve(
+    model: nn.Module,
+    evaluate: Callable[[nn.Module], float],
+    thresholds: Iterable[float],
+    *,
+    groups: Decided | None = None,
+) -> list[Cut]:
     """Accuracy against compression: one evaluation for each threshold.
 
     Args:
         model: The model; its weights are restored bit for bit afterwards, also when ``evaluate`` raises.
         evaluate: Takes the model and returns what it is worth, on validation data.
         thresholds: The largest magnitudes that count as zero.
+        groups: As for :func:`summary`.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
         >>> with torch.no_grad():
         ...     _ = model.weight.copy_(torch.tensor([[0.1, 3.0]]))
-        >>> for point in curve(model, lambda model: model.weight.sum().item(), [0.0, 0.5]):
-        ...     print(point.threshold, point.prunable.compression_ratio, round(point.value, 2))
+        >>> for cut in curve(model, lambda model: model.weight.sum().item(), [0.0, 0.5]):
+        ...     print(cut.threshold, cut.prunable.compression_ratio, round(cut.value, 2))
         0.0 1.0 3.1
         0.5 2.0 3.0
     """
-    weights = list(prunable(model).values())
-    points = []
+    weights = list(prunable(model, groups=groups).values())
+    cuts = []
     for threshold in thresholds:
         with keeping_modes(model), thresholded(weights, threshold) as left:
             try:
-                points.append(Point(threshold, left, whole(model), float(evaluate(model))))
+                cuts.append(Cut(threshold, left, whole(model, groups=groups), float(evaluate(model))))
             finally:
                 reshard(model)
-    return points
+    return cuts

@@ -1,16 +1,18 @@
 """Which tensors of a model are weights that can become sparse, and why the others stay dense.
 
-The decision has one owner: training (:func:`rewa.param_groups`), counting (:mod:`rewa.sparsity`) and deployment
-(:func:`rewa.finalize`, :func:`rewa.freeze_zeros`) all ask here. The kind of the layer decides first. A parameter that a module
-of an unknown kind holds itself is judged by its shape, then by its name.
+The decision has one owner: training (:func:`rewa.param_groups`), counting (:mod:`rewa.sparsity`), deployment
+(:func:`rewa.finalize`, :func:`rewa.freeze_zeros`) and the methods all ask :func:`decisions`. The kind of the layer decides
+first. A parameter that a module of an unknown kind holds itself is judged by its shape, then by its name. What the rules of
+:func:`rewa.param_groups` decide otherwise is remembered by the layers until its next call.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +21,34 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.optim import Optimizer
 
-__all__ = ["Computed", "Weight", "classify", "computed", "full", "local", "reshard"]
+from rewa.columns import aligned
+from rewa.modes import keeping_modes
+
+__all__ = [
+    "PREFIX",
+    "Computed",
+    "Decided",
+    "Decision",
+    "check_unshared",
+    "classify",
+    "computed",
+    "decisions",
+    "full",
+    "is_plain",
+    "local",
+    "remember",
+    "remembered_rules",
+    "reshard",
+    "sharded_like",
+    "table",
+]
 
 LAYERS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+PREFIX = "rewa_"  # of the keys in parameter groups that belong to ReWA: no other optimizer reads them
 
 # Words in the name of a parameter that a module of an unknown kind holds itself. Entries of a scale, a rate or a learned
 # vector do not multiply an input, so a zero there saves nothing, and many start at exactly zero.
@@ -34,13 +58,27 @@ WORDS = {
     "rate": "decay dt lambda log",
 }
 
+# In the __dict__ of a layer: by the name of its parameter, whether a rule made it sparse, and the reason to show. In the layer
+# and not in the model, so that wrappers, copies and parts of the model find it; never in a state_dict.
+_ATTRIBUTE = "_rewa_decisions"
 
-class Weight(NamedTuple):
-    """A parameter and what was decided for it."""
+Decided = Optimizer | Sequence[Mapping[str, Any]]  # what knows of its parameters which are sparse: an optimizer, or groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was decided for one parameter, and why."""
 
     name: str
     param: Tensor
-    reason: str | None  # why it stays dense; None: it is a weight and can become sparse
+    is_sparse: bool  # whether it is a weight that can become sparse, trained or not
+    reason: str
+    settings: Mapping[str, Any] | None = None  # how it is trained; None: it is not, or nobody has asked
+
+    @property
+    def is_reparameterized(self) -> bool:
+        """Whether training gives it ReWA's step rather than the base optimizer's."""
+        return self.settings is not None and not is_plain(self.settings)
 
 
 @dataclass(frozen=True)
@@ -50,7 +88,7 @@ class Computed:
     name: str
     by: str
     originals: tuple[str, ...]  # the names of the parameters that it is computed from
-    reason: str | None  # why it stays dense; None: it is a weight and can become sparse
+    is_sparse: bool  # whether it is a weight that can become sparse
     remedy: str  # the call that leaves a plain parameter in its place
     value: Tensor
 
@@ -69,9 +107,123 @@ class _Place(NamedTuple):
     module: nn.Module
     name: str
 
+    @property
+    def remembered(self) -> tuple[bool, str] | None:
+        """What a rule decided here, also of a weight that torch prunes since."""
+        found: Mapping[str, tuple[bool, str]] = self.module.__dict__.get(_ATTRIBUTE, {})
+        return found.get(self.name) or found.get(self.name.removesuffix("_orig"))
 
-def classify(model: nn.Module) -> dict[str, Weight]:
-    """Decide for each parameter of a model whether it is a weight that can become sparse.
+
+def decisions(source: nn.Module | Decided, groups: Decided | None = None) -> dict[str, Decision]:
+    r"""Which parameters can become sparse, and why: the one question that everybody asks.
+
+    A model answers with the rules of the last call of :func:`rewa.param_groups` for it, or for what contains it. They hold for
+    copies of the model, for wrappers and for parts. A model that is built anew, also to load a saved ``state_dict``, has the
+    defaults of :func:`classify`; so has any model after ``rewa.param_groups(model)`` without rules.
+
+    Args:
+        source: A model; what :func:`rewa.param_groups` returned; or an optimizer with settings of ReWA (or its groups), which
+            answers for the parameters it has: those are sparse whose group has another setting than the plain one.
+        groups: With a model: groups or an optimizer whose answer counts, for the parameters that they hold.
+
+    Returns:
+        The decisions by name; of a model in the order of ``model.named_parameters()``.
+
+    Raises:
+        ValueError: If an optimizer has no settings of ReWA: it cannot know.
+
+    Example:
+        >>> import rewa
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        >>> optimizer = rewa.ReWASGD(rewa.param_groups(model, rules={r"1\.weight": None}))
+        >>> for source in (model, optimizer):
+        ...     print([name for name, decision in decisions(source).items() if decision.is_sparse])
+        ['0.weight']
+        ['0.weight']
+    """
+    if not isinstance(source, nn.Module):
+        return _decided_by(source)
+    places = _places(source)
+    found = classify(source)
+    for name, one in found.items():
+        if entry := next(filter(None, (place.remembered for place in places[id(one.param)])), None):
+            found[name] = replace(one, is_sparse=entry[0], reason=entry[1])
+    if groups is not None:
+        given = {id(one.param): one for one in _decided_by(groups).values()}
+        found = {name: replace(given.get(id(one.param), one), name=name) for name, one in found.items()}
+    return found
+
+
+def _decided_by(groups: Decided) -> dict[str, Decision]:
+    """The decisions that groups or an optimizer bring with them."""
+    if hasattr(groups, "decisions"):  # what rewa.param_groups returned
+        return {one.name: one for one in groups.decisions}
+    if not isinstance(groups, (Optimizer, list, tuple)):
+        raise TypeError(
+            "which weights are sparse needs a model, what rewa.param_groups returned for one, or an optimizer, not "
+            f"{type(groups).__name__}"
+        )
+    found: dict[str, Decision] = {}
+    for group in groups.param_groups if isinstance(groups, Optimizer) else groups:
+        settings = {key: group.get(PREFIX + key, group.get(key)) for key in ("K", "M", "eps")}
+        if None in settings.values():
+            raise ValueError(
+                f"{type(groups).__name__} has no setting of ReWA in its groups, by which to tell sparse weights: give the model"
+            )
+        settings.update({key: group[key] for key in ("annealed_to", "weight_decay") if key in group})
+        is_sparse = not is_plain(settings)
+        reason = "a group of ReWA" if is_sparse else "a plain group"
+        for param, name in zip(group["params"], group.get("param_names", itertools.repeat("")), strict=False):
+            label = name or str(len(found))
+            found[label] = Decision(name=label, param=param, is_sparse=is_sparse, reason=reason, settings=settings)
+    return found
+
+
+def is_plain(settings: Mapping[str, Any]) -> bool:
+    """Whether x is y and the scale is one, now and at any later step: the step is the base optimizer's.
+
+    Args:
+        settings: ``K``, ``M`` and ``eps``, and ``annealed_to`` where they move.
+    """
+    return bool(settings["K"] == 1 and settings["M"] == 0 and settings["eps"] == 0 and "annealed_to" not in settings)
+
+
+def remember(model: nn.Module, decided: Iterable[Decision]) -> None:
+    """Let the layers of a model remember decisions, in place of all that they remembered before.
+
+    Args:
+        model: The model.
+        decided: What differs from the default, or shall not depend on it.
+    """
+    for module in model.modules():
+        module.__dict__.pop(_ATTRIBUTE, None)
+    if not (chosen := {id(one.param): (one.is_sparse, one.reason) for one in decided}):
+        return
+    entries = {name: chosen[id(param)] for name, param in model.named_parameters(remove_duplicate=False) if id(param) in chosen}
+    for one in computed(model):  # it is decided with what it is computed from, and holds when that is gone
+        if known := [entries[original] for original in one.originals if original in entries]:
+            entries[one.name] = known[0]
+    for name, entry in entries.items():
+        owner, _, own_name = name.rpartition(".")
+        model.get_submodule(owner).__dict__.setdefault(_ATTRIBUTE, {})[own_name] = entry
+
+
+def remembered_rules(model: nn.Module) -> dict[str, dict[str, Any] | None]:
+    """The rules for :func:`rewa.param_groups` that decide again what the model remembers.
+
+    Args:
+        model: The model.
+    """
+    default = classify(model)
+    return {
+        re.escape(name): {"sparse": True} if one.is_sparse else None
+        for name, one in decisions(model).items()
+        if one != default[name]
+    }
+
+
+def classify(model: nn.Module) -> dict[str, Decision]:
+    """Decide for each parameter of a model by default whether it is a weight that can become sparse.
 
     Weights of linear, bilinear, convolution, attention and recurrent layers are, whatever their shape. Biases, norms,
     embeddings, adapters and quantized tensors are not. A parameter of another module is a weight if at least two of its axes
@@ -88,17 +240,16 @@ def classify(model: nn.Module) -> dict[str, Weight]:
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 1), nn.LayerNorm((2, 1)))
-        >>> {name: weight.reason for name, weight in classify(model).items()}
-        {'0.weight': None, '0.bias': 'fewer than 2 dimensions', '1.weight': 'norm', '1.bias': 'norm'}
+        >>> {name: decision.reason for name, decision in classify(model).items()}
+        {'0.weight': 'weight', '0.bias': 'fewer than 2 dimensions', '1.weight': 'norm', '1.bias': 'norm'}
     """
-    places: dict[int, list[_Place]] = {}
-    for prefix, module in model.named_modules():
-        for name, param in module._parameters.items():
-            if param is not None:
-                places.setdefault(id(param), []).append(_Place(f"{prefix}.{name}".lstrip("."), module, name))
-    adapters = _adapters(model)
+    places, adapters = _places(model), _adapters(model)
+    reasons = {
+        name: "adapter" if id(param) in adapters else _reason(param, places[id(param)])
+        for name, param in model.named_parameters()
+    }
     return {
-        name: Weight(name, param, "adapter" if id(param) in adapters else _reason(param, places[id(param)]))
+        name: Decision(name=name, param=param, is_sparse=reasons[name] is None, reason=reasons[name] or "weight")
         for name, param in model.named_parameters()
     }
 
@@ -113,7 +264,53 @@ def computed(model: nn.Module) -> list[Computed]:
         return [found for prefix, module in model.named_modules() for found in _computed_by(module, f"{prefix}.".lstrip("."))]
 
 
+def table(decided: Iterable[Decision]) -> str:
+    """The decisions as a table, with the number of parameters that are trained by ReWA.
+
+    Args:
+        decided: The decisions.
+    """
+    decided = list(decided)
+    rows = [("parameter", "shape", "count", "setting", "why")]
+    for one in decided:
+        values = (one.settings or {}).items()
+        settings = " ".join(f"{k}={v:g}" if isinstance(v, (int, float)) else f"{k}={v}" for k, v in values) or "-"
+        shape = "x".join(map(str, one.param.shape)) or "scalar"
+        rows.append((one.name, shape, f"{one.param.numel():,}", settings, one.reason))
+    sparse = sum(one.param.numel() for one in decided if one.is_reparameterized)
+    total = sum(one.param.numel() for one in decided)
+    return f"{aligned(rows, '<<<<<', rule=True)}\nsparse: {sparse:,} of {total:,} parameters ({sparse / total:.1%})"
+
+
+def check_unshared(model: nn.Module, chosen: Collection[str], remedy: str = "") -> None:
+    """Refuse weights that several layers share: a parametrization makes of one weight a tensor for each layer.
+
+    Args:
+        model: The model.
+        chosen: The names of the parameters that are to be parametrized.
+        remedy: What to do instead, for the message.
+    """
+    first: dict[int, str] = {}
+    for prefix, module in model.named_modules():
+        for own_name, param in module.named_parameters(recurse=False):
+            name = f"{prefix}.{own_name}".lstrip(".")
+            other = first.setdefault(id(param), name)
+            if other != name and {other, name} & set(chosen):
+                text = f"{name!r} and {other!r} are one shared weight, which a parametrization cannot keep shared"
+                raise ValueError(f"{text}: {remedy}" if remedy else text)
+
+
 # --------------------------------------------------------------------------------------------- the decision
+
+
+def _places(model: nn.Module) -> dict[int, list[_Place]]:
+    """Where each parameter is held, by its identity."""
+    places: dict[int, list[_Place]] = {}
+    for prefix, module in model.named_modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                places.setdefault(id(param), []).append(_Place(f"{prefix}.{name}".lstrip("."), module, name))
+    return places
 
 
 def _reason(param: Tensor, places: list[_Place]) -> str | None:
@@ -207,10 +404,11 @@ def _computed_by(module: nn.Module, prefix: str) -> Iterator[Computed]:
     """What a module computes from its own parameters, by a parametrization or by one of torch's older hooks."""
 
     def made(name: str, by: str, originals: Iterable[str], remove: str, value: Tensor) -> Computed:
-        reason = _reason(value, [_Place(prefix + name, module, name)])
+        place = _Place(prefix + name, module, name)
+        is_sparse = place.remembered[0] if place.remembered else _reason(value, [place]) is None
         layer = f"model.get_submodule({prefix.rstrip('.')!r})" if prefix else "model"
         remedy = remove if remove.startswith("rewa.") else f"torch.nn.utils.{remove}({layer}, {name!r})"
-        return Computed(prefix + name, by, tuple(prefix + original for original in originals), reason, remedy, value.detach())
+        return Computed(place.path, by, tuple(prefix + one for one in originals), is_sparse, remedy, value.detach())
 
     chains: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
     for name, chain in chains.items():
@@ -233,12 +431,8 @@ def _computed_by(module: nn.Module, prefix: str) -> Iterator[Computed]:
 
 def _without_side_effects(chain: nn.Module) -> Tensor:
     """The result of a parametrization; in eval mode, since spectral_norm updates its vectors in training mode."""
-    modes = [(module, module.training) for module in chain.modules()]
-    try:
+    with keeping_modes(chain):
         value: Tensor = chain.eval()()
-    finally:
-        for module, training in modes:
-            module.training = training
     return value
 
 
@@ -270,3 +464,14 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
+
+
+def sharded_like(mask: Tensor, weight: Any) -> Tensor:
+    """A mask of the whole weight, sharded as the weight is; each process has the whole mask, so that none sends any."""
+    if not hasattr(weight, "device_mesh"):
+        return mask
+    from torch.distributed.tensor import DTensor, Replicate
+
+    everywhere = [Replicate()] * weight.device_mesh.ndim
+    whole_mask = DTensor.from_local(mask.to(weight.device), weight.device_mesh, everywhere, run_check=False)
+    return whole_mask.redistribute(placements=weight.placements)

@@ -224,7 +224,7 @@ def test_without_a_compiler_torchs_kernel_competes(monkeypatch):
 def test_frozen_zeros_are_refused():
     frozen = nn.Sequential(sparse(nn.Linear(64, 64), 0.99))
     rewa.freeze_zeros(frozen)
-    with pytest.raises(ValueError, match=r"rewa.deploy.zeros.thaw\(model\) first"):
+    with pytest.raises(ValueError, match=r"rewa.deploy.freezing.thaw\(model\) first"):
         rewa.accelerate(frozen, draw(2, 64), verbose=False)
 
 

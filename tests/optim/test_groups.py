@@ -97,12 +97,12 @@ def test_the_groups_drive_the_optimizers():
         assert optimizer.param_groups[1]["param_names"] == names(rewa.param_groups(net), K=9)
 
 
-def test_frozen_parameters_are_listed_and_left_out():
+def test_parameters_that_are_not_trained_are_listed_and_left_out():
     net = Net()
     net.head.weight.requires_grad_(False)
     groups = rewa.param_groups(net)
     assert "head.weight" not in names(groups)
-    assert "frozen" in str(groups)
+    assert "not trained" in str(groups)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         rewa.param_groups(net.requires_grad_(False))
 
@@ -186,7 +186,7 @@ def test_what_has_no_size_cannot_be_matched():
         rewa.param_groups(zero, match=True)
 
 
-def test_the_table_says_that_what_is_frozen_now_will_not_train_later():
+def test_the_table_says_that_what_is_not_trained_now_will_not_train_later():
     model = nn.Linear(3, 2)
     model.weight.requires_grad_(False)
-    assert "make the groups again after unfreezing" in str(rewa.param_groups(model))
+    assert "make the groups again once it requires a gradient" in str(rewa.param_groups(model))

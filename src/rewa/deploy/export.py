@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rewa.example import Example, difference, named_tensors, tensors
 from rewa.files import replacing
-from rewa.sparsity import keeping_modes
+from rewa.modes import keeping_modes
 
 __all__ = ["export_onnx"]
 

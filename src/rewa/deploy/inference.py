@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from rewa.deploy.zeros import keep_zeros
+from rewa.deploy.freezing import keep_zeros
 from rewa.example import Example, difference, named_tensors
+from rewa.modes import keeping_modes
 from rewa.native import load
-from rewa.sparsity import count, keeping_modes
+from rewa.sparsity import count
 from rewa.weights import Computed, computed
 
 __all__ = ["Accelerated", "Choice", "Skipped", "SparseConv", "SparseLinear", "accelerate", "median_ms"]
@@ -461,7 +462,7 @@ def accelerate(model: nn.Module, example_input: Any, *, rounds: int = 15, verbos
     """
     if any(keep_zeros in module._forward_pre_hooks.values() for module in model.modules()):
         raise ValueError(
-            "the model's zeros are frozen, which costs time in every layer: call rewa.deploy.zeros.thaw(model) first"
+            "the model's zeros are frozen, which costs time in every layer: call rewa.deploy.freezing.thaw(model) first"
         )
     example = Example.of(example_input)
     plan = Accelerated([], 0.0, 0.0)
@@ -586,7 +587,7 @@ def _inputs(model: nn.Module, example: Example, plan: Accelerated) -> list[tuple
         inputs[layer] = x.detach().clone() if isinstance(x, Tensor) else x
 
     layers = {name or "(the model)": layer for name, layer in model.named_modules() if _has_matrix(layer)}
-    found = sorted(computed(model), key=lambda one: one.reason is None)  # a layer's weight goes before its bias
+    found = sorted(computed(model), key=lambda one: one.is_sparse)  # a layer's weight goes before its bias
     by_layer = {one.name.rpartition(".")[0] or "(the model)": one for one in found}
     reasons = {name: _why_not(layer, by_layer.get(name)) for name, layer in layers.items()}
     hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for name, layer in layers.items() if not reasons[name]]

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rewa.deploy.channels import Walk, is_plain
+from rewa.deploy.freezing import thaw
 from rewa.deploy.heads import FewerHeads, Projections, is_linear, live_heads
 from rewa.deploy.tracing import Call, Exposed, Run, Unit, entry_points, record, units
-from rewa.deploy.zeros import thaw
 from rewa.example import Example
 from rewa.weights import computed
 

@@ -13,7 +13,9 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from rewa.methods.method import Method, Plan
-from rewa.sparsity import keeping_modes, prunable
+from rewa.modes import keeping_modes
+from rewa.sparsity import prunable
+from rewa.weights import check_unshared
 
 __all__ = ["Parametrized", "decays"]
 
@@ -43,7 +45,7 @@ class Parametrized(Method):
     def prepare(self, model: nn.Module) -> None:
         """Put the parametrizations in place."""
         weights = prunable(model)
-        _check_unshared(model, weights)
+        check_unshared(model, weights, "give each layer its own, or use a method that trains the weights themselves")
         for name, weight in weights.items():
             owner, _, own_name = name.rpartition(".")
             module = model.get_submodule(owner)
@@ -117,13 +119,3 @@ def decays(plan: Plan, budgets: Mapping[str, tuple[float, ...]], factors: float 
         [0.025, 0.1]
     """
     return tuple(budget / (factors * plan.rate_sum * plan.coupled) for budget in budgets[plan.optimizer])
-
-
-def _check_unshared(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    first = {id(weight): name for name, weight in weights.items()}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        if first.get(id(param), name) != name:
-            raise ValueError(
-                f"{name!r} and {first[id(param)]!r} are one shared weight, which a parametrization cannot keep shared: "
-                "give each layer its own, or use a method that trains the weights themselves"
-            )

@@ -17,6 +17,7 @@ from rewa.optim.annealing import Annealing
 from rewa.optim.groups import param_groups
 from rewa.optim.optimizer import root_mean_square
 from rewa.optim.sgd import ReWASGD
+from rewa.weights import remembered_rules
 
 __all__ = ["AnnealedReWA", "MatchedPair", "ReWA", "ReWAAdam", "ReWAPair"]
 
@@ -70,7 +71,8 @@ class ReWA(Method):
     def optimizer(self, model: nn.Module) -> Optimizer:
         """ReWASGD or ReWAAdamW, with the fused kernel on a CPU."""
         match = self.matched and self.plan.optimizer == "sgd"
-        groups = param_groups(model, K=self.K, M=self.M, eps=self.eps, weight_decay=self.strength, match=match)
+        settings = {"K": self.K, "M": self.M, "eps": self.eps, "weight_decay": self.strength}
+        groups = param_groups(model, **settings, match=match, rules=remembered_rules(model))
         fused = all(weight.device.type == "cpu" for weight in self.weights.values()) or None
         lr = self.plan.learning_rates[0]
         if self.plan.optimizer == "adamw":

@@ -1,39 +1,26 @@
-"""Which tensors of a model become sparse, and with what setting."""
+"""Parameter groups: the settings with which each tensor of a model is trained."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from rewa.names import close, nearest
 from rewa.optim.misuse import PREFIX, watch_optimizers
-from rewa.optim.optimizer import REMEDY, check_nonnegative, check_settings, is_identity, root_mean_square
+from rewa.optim.optimizer import REMEDY, check_nonnegative, check_settings, root_mean_square
 from rewa.reparam import check_exponents
-from rewa.weights import classify
+from rewa.weights import Decision, classify, is_plain, remember, table
 
-__all__ = ["Decision", "ParamGroups", "param_groups"]
+__all__ = ["ParamGroups", "param_groups"]
 
 REWA_KEYS = ("K", "M", "eps", "match")
 RULE_KEYS = ("sparse", "K", "M", "eps", "weight_decay", "lr", "momentum", "betas")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """What :func:`param_groups` decided for one parameter, and why."""
-
-    name: str
-    param: Tensor
-    settings: Mapping[str, Any] | None  # None: the parameter is not trained
-    reason: str
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether the parameter gets ReWA's step rather than the base optimizer's."""
-        return self.settings is not None and not is_identity(self.settings)
+Rules = Mapping[str, Mapping[str, Any] | None]
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -44,21 +31,7 @@ class ParamGroups(list[dict[str, Any]]):
         self.decisions = tuple(decisions)
 
     def __str__(self) -> str:
-        rows = [("parameter", "shape", "count", "setting", "why")]
-        for decision in self.decisions:
-            settings = (
-                "-"
-                if decision.settings is None
-                else " ".join(f"{k}={v:g}" if isinstance(v, (int, float)) else f"{k}={v}" for k, v in decision.settings.items())
-            )
-            shape = "x".join(map(str, decision.param.shape)) or "scalar"
-            rows.append((decision.name, shape, f"{decision.param.numel():,}", settings, decision.reason))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        rows.insert(1, tuple("-" * width for width in widths))  # type: ignore[arg-type]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        counts = [(decision.param.numel(), decision.is_sparse) for decision in self.decisions]
-        sparse, total = sum(count for count, is_sparse in counts if is_sparse), sum(count for count, _ in counts)
-        return "\n".join([*lines, f"sparse: {sparse:,} of {total:,} parameters ({sparse / total:.1%})"])
+        return table(self.decisions)
 
 
 def param_groups(
@@ -70,17 +43,20 @@ def param_groups(
     weight_decay: float = 1e-4,
     plain_weight_decay: float = 0.0,
     match: bool = False,
-    rules: Mapping[str, Mapping[str, Any] | None] | None = None,
+    rules: Rules | None = None,
 ) -> ParamGroups:
     r"""Parameter groups that make the weights of a model sparse and train the rest with the plain base optimizer.
 
     Sparse are the weights that :func:`rewa.weights.classify` finds: those of linear, convolution, attention and recurrent
     layers, and other matrices. Plain, that is ``K=1, M=0, eps=0``, are biases, norms, scales, embeddings and adapters, many of
-    which start at zero and would stay there. Frozen parameters are left out.
+    which start at zero and would stay there. Parameters that are not trained are left out.
 
     The same groups serve :class:`rewa.ReWASGD`, :class:`rewa.ReWAAdamW` and, with :func:`rewa.attach`, any optimizer of torch.
     What they set belongs here, not to the optimizer: ``K``, ``M``, ``eps`` and ``weight_decay``. Their keys are ``rewa_K`` and
     so on, since ``eps`` means something else to most optimizers.
+
+    What the rules make sparse or dense holds for counting and deployment as well (:func:`rewa.weights.decisions`). The layers
+    of the model remember it until the next call replaces it; a call without rules goes back to the default.
 
     Of a model after :func:`rewa.reparametrize` the parts of the weights are plain and get ``weight_decay``: there the form
     is ReWA, and any optimizer trains it.
@@ -131,44 +107,65 @@ def param_groups(
         _check_rule(pattern, settings)
     sparse = {"K": K, "M": M, "eps": eps, "weight_decay": weight_decay}
     plain = {"K": 1, "M": 0, "eps": 0.0, "weight_decay": plain_weight_decay}
-    dense = {name: weight.reason for name, weight in classify(model).items()}
+    decided, ruled = [], []
+    for default in classify(model).values():
+        decision, by_rule = _decide(default, rules, sparse, plain)
+        ruled += [decision] if by_rule else []
+        decided.append(_for_training(decision, plain, match=match))
+    _check_all_used(rules, [decision.name for decision in decided])
+    groups = _grouped(decided)
+    remember(model, ruled)
+    return ParamGroups(groups, decided)
 
-    def decide(name: str, param: Tensor) -> tuple[dict[str, Any] | None, str]:
-        if not param.requires_grad:
-            return None, "frozen: make the groups again after unfreezing"
-        reason = dense[name]
-        if reason is not None and reason.endswith(" form"):
-            return {**plain, "weight_decay": weight_decay}, reason
-        pattern = next((pattern for pattern in rules if re.fullmatch(pattern, name)), None)
-        if pattern is None:
-            return (plain, reason) if reason else (sparse, "weight")
-        rule = rules[pattern]
-        chosen = {"sparse": False} if rule is None else dict(rule)
-        if chosen.pop("sparse", reason is None):
-            return {**sparse, **chosen}, f"rule {pattern!r}"
-        also = {key: value for key, value in chosen.items() if key in ("lr", "momentum", "betas")}
-        return {**plain, **also}, f"{reason}, rule {pattern!r}" if reason else f"rule {pattern!r}"
 
-    decisions = []
-    for name, param in model.named_parameters():
-        settings, reason = decide(name, param)
-        if match and settings is not None and not is_identity(settings):
-            settings, reason = (_matched(name, param, settings), reason) if param.numel() else (plain, "empty")
-        decisions.append(Decision(name=name, param=param, settings=settings, reason=reason))
-    _check_all_used(rules, [decision.name for decision in decisions])
+def _decide(default: Decision, rules: Rules, sparse: dict[str, Any], plain: dict[str, Any]) -> tuple[Decision, bool]:
+    """A parameter's settings, and whether a rule says that it is sparse or dense."""
+    if default.reason.endswith(" form"):  # the form is ReWA, so that no rule can make it so
+        return replace(default, settings={**plain, "weight_decay": sparse["weight_decay"]}), False
+    pattern = next((pattern for pattern in rules if re.fullmatch(pattern, default.name)), None)
+    if pattern is None:
+        return replace(default, settings=sparse if default.is_sparse else plain), False
+    rule = rules[pattern]
+    chosen = {"sparse": False} if rule is None else dict(rule)
+    by_rule = "sparse" in chosen
+    if chosen.pop("sparse", default.is_sparse):
+        # The exponents of a plain step say dense, too; unless all have them, as in training without ReWA to be cut later.
+        settings = {**sparse, **chosen}
+        is_sparse = by_rule or not is_plain(settings) or is_plain(sparse)
+        reason = f"rule {pattern!r}"
+    else:
+        settings = {**plain, **{key: value for key, value in chosen.items() if key in ("lr", "momentum", "betas")}}
+        is_sparse, reason = False, f"rule {pattern!r}" if default.is_sparse else f"{default.reason}, rule {pattern!r}"
+    decision = replace(default, settings=settings, is_sparse=is_sparse, reason=reason)
+    return decision, by_rule or is_sparse != default.is_sparse
 
+
+def _for_training(decision: Decision, plain: dict[str, Any], *, match: bool) -> Decision:
+    """The same decision with the settings that its tensor can have now."""
+    if not decision.param.requires_grad:
+        return replace(decision, settings=None, reason="not trained: make the groups again once it requires a gradient")
+    if not match or not decision.is_reparameterized:
+        return decision
+    if not decision.param.numel():
+        return replace(decision, settings=plain, reason="empty")
+    assert decision.settings is not None
+    return replace(decision, settings=_matched(decision.name, decision.param, decision.settings))
+
+
+def _grouped(decided: Iterable[Decision]) -> list[dict[str, Any]]:
+    """The parameters that are trained, those with equal settings together."""
     groups: dict[str, dict[str, Any]] = {}
-    for decision in decisions:
+    for decision in decided:
         if decision.settings is not None:
             keys = {PREFIX + key if key in REWA_KEYS else key: value for key, value in decision.settings.items()}
             group = groups.setdefault(repr(sorted(keys.items())), {"params": [], **keys})
             group["params"].append((decision.name, decision.param))
     if not groups:
         raise ValueError("the model has no parameter that requires a gradient")
-    return ParamGroups(groups.values(), decisions)
+    return list(groups.values())
 
 
-def _matched(name: str, param: Tensor, settings: dict[str, Any]) -> dict[str, Any]:
+def _matched(name: str, param: Tensor, settings: Mapping[str, Any]) -> dict[str, Any]:
     if param.device.type == "meta":
         raise ValueError(
             f"parameter {name!r} is on the meta device and has no size to match: fill the model first, by to_empty and its own "
@@ -188,10 +185,7 @@ def _check_rule(pattern: str, settings: Mapping[str, Any] | None) -> None:
         raise ValueError(f"rule {pattern!r} is {settings!r}; allowed is a dictionary of settings, or None for plain")
     for key in settings or {}:
         if key not in RULE_KEYS:
-            lowered = {known.lower(): known for known in RULE_KEYS}
-            nearest = difflib.get_close_matches(key.lower(), lowered, 1)
-            hint = f", did you mean {lowered[nearest[0]]!r}?" if nearest else ""
-            raise ValueError(f"rule {pattern!r} sets {key!r}; allowed are {', '.join(RULE_KEYS)}{hint}")
+            raise ValueError(f"rule {pattern!r}: {nearest('setting', key, RULE_KEYS)}")
     values = {"K": 1, "M": 0, "eps": 0, "lr": 0, "weight_decay": 0, **(settings or {})}
     values.pop("sparse", None)
     check_settings(values)
@@ -200,5 +194,5 @@ def _check_rule(pattern: str, settings: Mapping[str, Any] | None) -> None:
 def _check_all_used(rules: Mapping[str, Any], names: list[str]) -> None:
     for pattern in rules:
         if not any(re.fullmatch(pattern, name) for name in names):
-            nearest = difflib.get_close_matches(pattern, names, 3, 0.3)
-            raise ValueError(f"rule {pattern!r} matches no parameter's whole name (such as {', '.join(nearest or names[:3])})")
+            such = close(pattern, names, count=3, cutoff=0.3) or names[:3]
+            raise ValueError(f"rule {pattern!r} matches no parameter's whole name (such as {', '.join(such)})")

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["PREFIX", "core", "form_of", "mark_copies", "mark_form", "retire", "trusted", "watch_optimizers"]
+from rewa.weights import PREFIX
 
-PREFIX = "rewa_"  # of the keys in parameter groups that belong to ReWA: no other optimizer reads them
+__all__ = ["PREFIX", "core", "form_of", "mark_copies", "mark_form", "retire", "trusted", "watch_optimizers"]
 
 _trusted: ContextVar[bool] = ContextVar("rewa_trusted", default=False)
 _forms = WeakIdKeyDictionary()  # by tensor, the form that it is a part of

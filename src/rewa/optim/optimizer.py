@@ -22,7 +22,7 @@ from rewa.optim.fused import Pending, one_block, take
 from rewa.optim.misuse import PREFIX, form_of
 from rewa.reparam import check_exponents, flush_subnormal, moved, step_size, to_x, to_y
 from rewa.theory import adamw_bound
-from rewa.weights import full, local
+from rewa.weights import full, is_plain, local
 
 BLOCK = 1 << 16  # large enough for torch to use its threads, small enough for their caches
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -74,8 +74,7 @@ def is_identity(group: Mapping[str, Any]) -> bool:
 
     A group whose setting moves is none: what low precision keeps for a later K must be there from the first step on.
     """
-    plain = group["K"] == 1 and group["M"] == 0 and group["eps"] == 0 and not group.get("decoupled", False)
-    return bool(plain and "annealed_to" not in group)
+    return is_plain(group) and not group.get("decoupled", False)
 
 
 def keeps_y(param: Tensor, group: dict[str, Any]) -> bool:

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rewa import cutting
 from rewa.deploy.zeros import finalize, recalibrate_norms
-from rewa.sparsity import count, keeping_modes, prunable, whole
+from rewa.modes import keeping_modes
+from rewa.sparsity import count, prunable, whole
 from rewa.train.data import WHOLE, Batch, Data, Shard
 from rewa.train.numeric import Numeric
 from rewa.train.processes import World
@@ -155,8 +157,7 @@ def cut_at(model: nn.Module, threshold: float, inputs: Iterable[Tensor]) -> nn.M
         inputs: To estimate the norms from, in float32 as :func:`rewa.finalize` does.
     """
     candidate = copy.deepcopy(model)
-    for weight in prunable(candidate).values():
-        weight.masked_fill_(weight.abs() <= threshold, 0)
+    cutting.cut(prunable(candidate).values(), threshold)
     recalibrate_norms(candidate, inputs)
     return candidate
 

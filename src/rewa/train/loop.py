@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rewa.deploy.freezing import freeze_zeros
 from rewa.deploy.packed import save_packed
-from rewa.deploy.zeros import freeze_zeros
 from rewa.files import replacing, write_atomically
 from rewa.methods.dense import Dense
 from rewa.methods.method import Method, Plan
