@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import rewa
-from rewa.weights import classify, computed, decisions
+from rewa.weights import check_unshared, classify, computed, decisions, remembered_rules, table
 
 SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -499,6 +499,44 @@ def test_a_tied_weight_is_decided_once():
     assert list(rewa.sparsity.prunable(model.head)) == ["weight"]
 
 
+def test_a_method_takes_what_was_decided():
+    model = Classifier()
+    rewa.param_groups(model, rules={r"head\.weight": None, r"words\.weight": {"sparse": True}})
+    groups = rewa.param_groups(model, K=3, rules=remembered_rules(model))
+    assert [one.name for one in groups.decisions if one.is_reparameterized] == ["words.weight", "layer.weight"]
+    assert list(rewa.sparsity.prunable(model)) == ["words.weight", "layer.weight"]
+    rewa.param_groups(model)
+    assert remembered_rules(model) == {}
+
+
+def test_a_shrunk_model_keeps_what_was_decided():
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    rewa.param_groups(model, rules={r"2\.weight": None})
+    with torch.no_grad():
+        model[2].weight[:, 0] = 0
+    small = rewa.shrink(model, torch.ones(1, 3), report=None)
+    assert small[0].out_features == 4
+    assert list(rewa.sparsity.prunable(small)) == ["0.weight"]
+
+
+def test_the_table_is_of_any_decisions():
+    model = Classifier()
+    rewa.param_groups(model, rules={r"head\.weight": None})
+    text = table(decisions(model).values())
+    assert "head.weight   3x4    12     -        rule 'head\\\\.weight'" in text
+    assert text.endswith("sparse: 0 of 63 parameters (0.0%)")
+
+
 def test_counting_needs_no_optimizer():
     code = "import sys, rewa.sparsity\nassert not [name for name in sys.modules if name.startswith('rewa.optim')]"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_shared_weights_are_refused_and_shared_layers_are_not():
+    layer = nn.Linear(3, 3)
+    check_unshared(nn.Sequential(layer, layer), {"0.weight"})
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    check_unshared(model, {"0.bias"})
+    with pytest.raises(ValueError, match=r"'1\.weight' and '0\.weight' are one shared weight, .*: copy it$"):
+        check_unshared(model, {"0.weight"}, "copy it")

@@ -34,8 +34,8 @@ def close(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.
         cutoff: How alike they must be, between 0 and 1.
 
     Example:
-        >>> close("k", ["K", "M"]), close("weight", ["head.weight", "head.bias", "K"], count=2)
-        (['K'], ['head.weight', 'head.bias'])
+        >>> close("k", ["K", "M"]), close("head", ["head.weight", "head.bias", "K"], count=2)
+        (['K'], ['head.bias', 'head.weight'])
     """
     lowered = {one.lower(): one for one in known}
     return [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, count, cutoff)]

@@ -62,7 +62,7 @@ WORDS = {
 # and not in the model, so that wrappers, copies and parts of the model find it; never in a state_dict.
 _ATTRIBUTE = "_rewa_decisions"
 
-Decided = Optimizer | Sequence[Mapping[str, Any]]  # what knows of its parameters which are sparse: an optimizer, or groups
+Decided = Optimizer | Sequence[Mapping[str, Any]]  # an optimizer or groups, which know the settings of their parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Decision:
     param: Tensor
     is_sparse: bool  # whether it is a weight that can become sparse, trained or not
     reason: str
-    settings: Mapping[str, Any] | None = None  # how it is trained; None: it is not, or nobody has asked
+    settings: Mapping[str, Any] | None = None  # how it is trained; None: it is not, or that is not known
 
     @property
     def is_reparameterized(self) -> bool:
@@ -115,7 +115,7 @@ class _Place(NamedTuple):
 
 
 def decisions(source: nn.Module | Decided, groups: Decided | None = None) -> dict[str, Decision]:
-    r"""Which parameters can become sparse, and why: the one question that everybody asks.
+    r"""Which parameters can become sparse, and why.
 
     A model answers with the rules of the last call of :func:`rewa.param_groups` for it, or for what contains it. They hold for
     copies of the model, for wrappers and for parts. A model that is built anew, also to load a saved ``state_dict``, has the
@@ -189,11 +189,11 @@ def is_plain(settings: Mapping[str, Any]) -> bool:
 
 
 def remember(model: nn.Module, decided: Iterable[Decision]) -> None:
-    """Let the layers of a model remember decisions, in place of all that they remembered before.
+    """Make the layers of a model remember decisions, in place of all that they remembered before.
 
     Args:
         model: The model.
-        decided: What differs from the default, or shall not depend on it.
+        decided: The decisions that a rule made; for all other parameters the default holds.
     """
     for module in model.modules():
         module.__dict__.pop(_ATTRIBUTE, None)

@@ -1,8 +1,8 @@
 """From a trained model to one that is used: exact zeros, smaller networks, smaller files and faster passes.
 
-:mod:`~rewa.deploy.zeros` makes small weights exactly zero and keeps them so, :mod:`~rewa.deploy.surgery` takes out what the
-zeros have emptied, :mod:`~rewa.deploy.packed` writes and reads ``.rewa`` files, :mod:`~rewa.deploy.inference` computes with the
-zeros left out, and :mod:`~rewa.deploy.export` writes ONNX.
+:mod:`~rewa.deploy.zeros` makes small weights exactly zero, :mod:`~rewa.deploy.freezing` keeps them so,
+:mod:`~rewa.deploy.surgery` takes out what the zeros have emptied, :mod:`~rewa.deploy.packed` writes and reads ``.rewa`` files,
+:mod:`~rewa.deploy.inference` computes with the zeros left out, and :mod:`~rewa.deploy.export` writes ONNX.
 """
 
 from importlib import import_module

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rewa.columns import aligned
 from rewa.deploy.packed import MAX_HEADER, NotPackedError, PackedFileError, apply_masks, load_packed, read_packed
 from rewa.sparsity import Count, count
 
@@ -163,16 +164,13 @@ def to_text(rows: list[Row]) -> str:
     Args:
         rows: As :func:`inspect` made them.
     """
-    weights = [row for row in rows if row.weight]
-    sums = {"weights": total(weights), "total": total(rows)}
-    width = max([len(row.name) for row in rows] + [len("weights")])
-    lines = [f"{'name':<{width}}  {'shape':<18} {'dtype':<10} {'elements':>12} {'nonzero':>12} {'zero':>7}  form"]
+    sums = {"weights": total([row for row in rows if row.weight]), "total": total(rows)}
+    cells: list[tuple[str, ...]] = [("name", "shape", "dtype", "elements", "nonzero", "zero", "form")]
     for row in rows:
-        shape = "x".join(map(str, row.shape)) or "scalar"
-        lines.append(f"{row.name:<{width}}  {shape:<18} {row.dtype:<10} {_numbers(row.count)}  {row.form}")
-    lines += [f"{name:<{width}}  {'':<29} {_numbers(each)}" for name, each in sums.items()]
-    return "\n".join(lines)
+        cells.append((row.name, "x".join(map(str, row.shape)) or "scalar", row.dtype, *_numbers(row.count), row.form))
+    cells += [(name, "", "", *_numbers(each), "") for name, each in sums.items()]
+    return aligned(cells, "<<<>>><")
 
 
-def _numbers(found: Count) -> str:
-    return f"{found.total:>12,} {found.nonzero:>12,} {found.sparsity:>7.2%}"
+def _numbers(found: Count) -> tuple[str, ...]:
+    return f"{found.total:,}", f"{found.nonzero:,}", f"{found.sparsity:.2%}"

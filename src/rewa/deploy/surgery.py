@@ -31,6 +31,7 @@ from rewa.deploy.freezing import thaw
 from rewa.deploy.heads import FewerHeads, Projections, is_linear, live_heads
 from rewa.deploy.tracing import Call, Exposed, Run, Unit, entry_points, record, units
 from rewa.example import Example
+from rewa.modes import keeping_modes
 from rewa.weights import computed
 
 __all__ = ["ShrinkReport", "removed", "shrink"]
@@ -133,10 +134,9 @@ def shrink(
     # Forward code may keep state, so whatever only runs the model runs a copy of it.
     after = copy.deepcopy(model)
     thaw(after)  # frozen zeros are gone with what is removed; freeze the copy anew for further training
-    modes = {module: module.training for module in after.modules()}
-    after.eval()
     why: dict[nn.Module, str] = {}
-    with torch.no_grad():
+    with keeping_modes(after) as modes, torch.no_grad():
+        after.eval()
         expected = [run(copy.deepcopy(model).eval()) for run in runs]
         exposed = entry_points(after) if methods is None else None
         calls, parts, frozen = _trace(after, runs, exposed, why)
@@ -148,8 +148,6 @@ def shrink(
                 pass
             why.update(walk.reasons())
         _check_equal(expected, after, runs, tolerance)
-    for module, mode in modes.items():
-        module.training = mode
     if report is not None:
         old, new = (sum(param.numel() for param in x.parameters()) for x in (model, after))
         report(ShrinkReport(old, new, tuple(map(str, runs)), removed(model, after), _left(after, calls, why)))
