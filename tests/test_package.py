@@ -152,7 +152,7 @@ def test_public_names_exist_and_are_documented():
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{name}.md" for name in "deploy method optimizers synthetic train".split())]
+    "page", ["README.md", *(f"docs/{name}.md" for name in ["deploy", "method", "optimizers", "synthetic", "train"])]
 )
 def test_examples_run(page, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
