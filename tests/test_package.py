@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -20,67 +21,21 @@ import rewa
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "rewa"
 
-# Lowest first. A module belongs to the layer that names it, or the package it is in, and may import from its own layer and from
-# those below. Inside a layer nothing goes in a circle.
-LAYERS = {
-    "core": [
-        "_moved",
-        "columns",
-        "cutting",
-        "example",
-        "figures",
-        "files",
-        "modes",
-        "names",
-        "native",
-        "record",
-        "reparam",
-        "schedules",
-        "theory",
-    ],
-    "weights": ["weights", "sparsity"],
-    "optim and forms": ["optim", "forms", "presets", "lockstep"],
-    "deploy": ["deploy", "integrations"],
-    "methods": ["methods", "estimators"],
-    "train": ["train"],
-    "report and experiments": ["report", "experiments", "terminal"],
-    "cli": ["cli", "explain", "__main__"],
-}
-LEVELS = {f"rewa.{name}": level for level, names in enumerate(LAYERS.values()) for name in names}
+# The page docs/architecture.md names the layers; the script that draws its picture reads them, and the imports in the source.
+_specification = importlib.util.spec_from_file_location("architecture", ROOT / "docs" / "figures" / "architecture.py")
+architecture = importlib.util.module_from_spec(_specification)
+_specification.loader.exec_module(architecture)
+imports, level, modules = architecture.imports, architecture.level, architecture.modules
 
 
-def modules() -> dict[str, Path]:
-    """The modules of the package and their files."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def imports(module: str) -> set[str]:
-    """The modules of the package that a module imports, wherever in its text, but not for type checkers alone."""
-    known = modules()
-    tree = ast.parse(known[module].read_text())
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    skipped = {id(node) for block in blocks for one in block.body for node in ast.walk(one)}
-    found = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            # "from rewa import presets" names a module in a package; "from rewa import ReWASGD" imports the package.
-            found |= {name if (name := f"{node.module}.{alias.name}") in known else node.module for alias in node.names}
-    return found & set(known) - {module, "rewa"}
-
-
-def level(module: str) -> int:
-    """The number of a module's layer."""
-    head = ".".join(module.split(".")[:2])
-    assert head in LEVELS, f"{module} is in no layer"
-    return LEVELS[head]
+def test_the_page_of_the_architecture_names_what_there_is():
+    named = [name for names in architecture.layers().values() for name in names]
+    assert list(architecture.layers())[::7] == ["core", "cli"]
+    assert sorted(named) == sorted({module.split(".")[1] for module in modules() if module != "rewa"})
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    paths = re.findall(r"`([\w/]+\.py)`", page)
+    assert len(paths) > 20
+    assert [path for path in paths if not (PACKAGE / path).exists() and not (ROOT / path).exists()] == []
 
 
 def test_imports_point_one_way():
@@ -171,9 +126,9 @@ def test_modules_at_their_old_names(old, new):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_readme_table_calls_run():
-    """Each call of the README's table, with nothing imported but rewa."""
-    calls = re.findall(r"\| `((?:rewa|torch)\.[^`]*)`", (ROOT / "README.md").read_text())
+def test_the_calls_of_the_table_of_optimizers_run():
+    """Each call of the table in docs/optimizers.md, with nothing imported but rewa."""
+    calls = re.findall(r"\| `((?:rewa|torch)\.[^`]*)`", (ROOT / "docs" / "optimizers.md").read_text())
     assert len(calls) >= 6
     setup = (
         "import torch, rewa\n"
@@ -196,7 +151,9 @@ def test_public_names_exist_and_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md", "docs/method.md", "docs/synthetic.md", "docs/train.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/{name}.md" for name in ["deploy", "method", "optimizers", "synthetic", "train"])]
+)
 def test_examples_run(page, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     assert blocks
@@ -241,22 +198,50 @@ def cells(result: str) -> dict[tuple[str, float], str]:
     }
 
 
+def table_of(page: str, start: str) -> list[list[str]]:
+    """The cells of the one table of a page whose header begins with some words; the header first."""
+    lines = (ROOT / page).read_text().splitlines()
+    (header,) = [number for number, line in enumerate(lines) if line.startswith(f"| {start} |")]
+    table = itertools.takewhile(lambda line: line.startswith("|"), lines[header:])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+    return [rows[0], *rows[2:]]
+
+
 @pytest.mark.parametrize(
-    ("page", "result", "rows"), [("README.md", "fashion-mnist", 9), ("docs/methods.md", "digits-methods", 28)]
+    ("page", "start", "results", "count"),
+    [
+        ("README.md", "test accuracy, %", ["fashion-mnist"] * 3 + ["cifar10-cpu"] * 3, 5),
+        ("docs/comparison.md", "test accuracy on Fashion-MNIST, %", ["fashion-mnist"] * 5, 11),
+        ("docs/comparison.md", "test accuracy on CIFAR-10, %", ["cifar10-cpu"] * 5, 11),
+        ("docs/methods.md", "test accuracy, %", ["digits-methods"] * 6, 28),
+    ],
 )
-def test_published_tables_are_the_records(page, result, rows):
-    found, lines = cells(result), (ROOT / page).read_text().splitlines()
-    (header,) = [line for line in lines if line.startswith("| test accuracy, %")]
-    compressions = [float(cell.strip().removesuffix("x")) for cell in header.split("|")[2:-1]]
-    table = list(itertools.takewhile(lambda line: line.startswith("|"), lines[lines.index(header) + 2 :]))
-    assert len(table) == rows
-    for row in table:
-        name, *shown = [cell.strip() for cell in row.split("|")[1:-1]]
-        method = name.replace("`", "").partition(", the ")[0].partition(", this ")[0]
-        assert shown == [found.get((method, compression), "-") for compression in compressions], method
+def test_published_tables_are_the_records(page, start, results, count):
+    found = {result: cells(result) for result in results}
+    header, *rows = table_of(page, start)
+    compressions = [float(cell.split()[-1].removesuffix("x")) for cell in header[1:]]
+    rows = [row for row in rows if row[0].startswith("`")]  # the lead has a test of its own
+    assert len(rows) == count
+    for name, *shown in rows:
+        method = name.split("`")[1]
+        expected = [found[result].get((method, each), "-") for result, each in zip(results, compressions, strict=True)]
+        assert shown == expected, method
 
 
-@pytest.mark.parametrize(("name", "count"), [("synthetic", 5), ("estimators", 8), ("comparison", 10)])
+@pytest.mark.parametrize(("name", "result"), [("Fashion-MNIST", "fashion-mnist"), ("CIFAR-10", "cifar10-cpu")])
+def test_published_leads_are_the_records(name, result):
+    header, *rows = table_of("docs/comparison.md", f"test accuracy on {name}, %")
+    leads = [line.split(" | ") for line in (ROOT / "results" / result / "table.md").read_text().splitlines() if " of " in line]
+    recorded = {cells[0].removeprefix("| "): cells for cells in leads if cells[1:2] == ["rewa-annealed+gmp"]}
+    assert {cells[3] for cells in recorded.values()} == {"gmp+ham"}
+    shown = {row[0]: row[1:] for row in rows if not row[0].startswith("`")}
+    assert shown == {
+        "lead of the recipe over `gmp+ham`, seed by seed": [recorded[column][5] for column in header[1:]],
+        "seeds ahead": [recorded[column][6].removesuffix(" |") for column in header[1:]],
+    }
+
+
+@pytest.mark.parametrize(("name", "count"), [("synthetic", 5), ("estimators", 8), ("comparison-protocol", 10)])
 def test_tables_of_a_page_are_the_records(name, count):
     """Below a comment that names a file of results, the page has tables of that file, word for word."""
     page = (ROOT / "docs" / f"{name}.md").read_text()
@@ -268,7 +253,7 @@ def test_tables_of_a_page_are_the_records(name, count):
         assert f"\n\n{table[0]}" in (ROOT / path).read_text(), path
 
 
-def test_the_table_of_estimators_in_the_readme_is_the_record():
+def test_the_short_table_of_estimators_is_the_record():
     found = json.loads((ROOT / "results" / "regression-seeds" / "regression.json").read_text())["designs"]["methods"]["B"]
     names = {
         "ReWARegressorCV": "rewa",
@@ -278,10 +263,10 @@ def test_the_table_of_estimators_in_the_readme_is_the_record():
         "skglm MCP": "mcp",
         "abess": "abess",
     }
+    rows = {row[0]: row[1:] for row in table_of("docs/estimators.md", "method, thirty data sets of design B")[1:]}
+    assert len(rows) == len(names) + 1
     for start, method in {**names, "scikit-learn `LassoCV`": "lasso"}.items():
-        (row,) = [
-            line for line in (ROOT / "README.md").read_text().splitlines() if re.match(rf"\| `?{re.escape(start)}.*\|", line)
-        ]
+        (shown,) = [cells for name, cells in rows.items() if name.removeprefix("`").startswith(start)]
         of = found[method]
         expected = [
             f"{of['nnz']:.1f}",
@@ -290,7 +275,7 @@ def test_the_table_of_estimators_in_the_readme_is_the_record():
             f"{of['error']:.3f}",
             f"{of['seconds']:.2f}",
         ]
-        assert [cell.strip() for cell in row.split("|")[2:-1]] == expected, method
+        assert shown == expected, method
 
 
 def runs_of(study: str, **setting) -> list[dict]:
@@ -363,15 +348,16 @@ def test_the_time_of_the_papers_protocol_is_said_once():
     assert f"{estimated} a run" in RECIPES["cifar10-resnet18"].line
 
 
-def test_the_demo_in_the_readme_is_the_record():
+def test_the_files_of_the_demo_are_the_record():
     """Bytes and accuracies of the sentence on the demo's files, as `rewa reproduce digits` recorded them."""
     (comparison,) = json.loads((ROOT / "results" / "digits" / "numbers.json").read_text())["comparisons"]
     files = {row["method"]: row for row in comparison["deployed"]}
-    (words,) = re.findall(r"A run of the demo ends with such a file:(.*?seeds\))", (ROOT / "README.md").read_text(), re.S)
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    (words,) = re.findall(r"A run of the demo ends with such a file:(.*?seeds\))", page, re.S)
     dense, l1, ours = (files[name] for name in ("dense", "l1", "rewa"))
     sizes = [dense["dense_bytes"], *(row["file_bytes"] for row in (dense, l1, ours))]
     assert re.findall(r"\d+,\d+", words) == [f"{count:,.0f}" for count in sizes]
-    (scores,) = re.findall(r"at ([\d., and]+) % test accuracy", words)
+    (scores,) = re.findall(r"have ([\d., and]+) % test accuracy", " ".join(words.split()))
     assert re.split(r", | and ", scores) == [f"{row['test']:.1f}" for row in (dense, l1, ours)]
     assert {row["seeds"] for row in (dense, l1, ours)} == {int(words.split("(")[-1].split()[0])}
 
@@ -393,10 +379,39 @@ def test_the_demo_is_the_sweep_that_was_recorded():
     }
 
 
-def test_pages_link_to_files_that_exist():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_pages_link_to_what_exists():
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+            path = page.parent / target if target else page
+            assert path.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in anchors(path), f"{page.name} links to {target}#{anchor}"
+
+
+def sentences(page: Path) -> list[str]:
+    """The sentences of a page's prose: no code, no tables, no headings."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "\n\n", page.read_text(), flags=re.S)
+    text = re.sub(r"^(?:\||#|    |!\[).*$", "", text, flags=re.M)
+    text = re.sub(r"^\s*(?:[-*]|\d+\.) ", "\n\n", text, flags=re.M)  # each item of a list begins a sentence
+    paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text)]
+    return [one for each in paragraphs for one in re.split(r"(?<=[.!?])[*)\"']*\s+(?=[\"'(*`\[]*[A-Z\d`])", each)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_are_short(page):
+    assert [one for one in sentences(page) if len(one.split()) > 40] == []
+
+
+def test_the_readme_is_short():
+    assert 600 <= len((ROOT / "README.md").read_text().split()) <= 700
 
 
 def test_the_commands_for_gpus_are_accepted():

@@ -1,4 +1,4 @@
-"""The README's calls: what they make, and what they reach beside gradual pruning by hand."""
+"""The calls of docs/optimizers.md: what they make, and what they reach beside gradual pruning by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import rewa
 from rewa.experiments import rows
 from rewa.experiments.result import How
 
-README = (Path(rows.__file__).parents[3] / "README.md").read_text()
+PAGE = (Path(rows.__file__).parents[3] / "docs" / "optimizers.md").read_text()
 OURS = [(base, name) for base, found in rows.ROWS.items() for name in found if name != rows.HAND and "paper" not in name]
 
 
@@ -63,8 +63,8 @@ def settings(optimizer):
         ("AdamW", "attach(NAdam), annealed, with cuts", "any other optimizer"),
     ],
 )
-def test_the_readme_shows_what_was_measured(base, name, words):
-    call = re.search(rf"^\| [^|]*{words}[^|]*\| `([^`]*)`", README, re.M).group(1)
+def test_the_page_shows_what_was_measured(base, name, words):
+    call = re.search(rf"^\| [^|]*{words}[^|]*\| `([^`]*)`", PAGE, re.M).group(1)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     shown = eval(call, {"rewa": rewa, "torch": torch, "model": model})
     shown = getattr(shown, "optimizer", shown)
@@ -100,7 +100,7 @@ def test_the_result_resumes_and_writes_its_table(tmp_path):
     assert text.count("|") > 20
 
 
-def test_the_readme_has_the_recorded_numbers():
+def test_the_page_has_the_recorded_numbers():
     runs = json.loads((Path(rows.__file__).parents[3] / "results" / "readme-rows" / "rows.json").read_text())["runs"]
     lines = []
     for table in rows.README_ROWS.tables(runs):
@@ -108,5 +108,5 @@ def test_the_readme_has_the_recorded_numbers():
             values = " | ".join(re.sub(r" \(.*\)", "", cell) for cell in cells)  # the rates are in the record
             lines.append(f"| {table.title}: {name} | {values} |")
     assert len(lines) == 10
-    missing = [line for line in lines if line not in README]
+    missing = [line for line in lines if line not in PAGE]
     assert not missing
