@@ -12,11 +12,12 @@ from methods.steps import advance, begin, fitting, line, network, plain, run
 from rewa.methods.dwf import DWF
 from rewa.methods.hard_concrete import HardConcrete
 from rewa.methods.method import Plan
-from rewa.methods.parametrized import Parametrized, decays
+from rewa.methods.parametrized import Parametrized
 from rewa.methods.powerprop import PowerPropagation
 from rewa.methods.rewa import MatchedPair, ReWAPair
 from rewa.methods.spred import Spred
 from rewa.methods.str import STR
+from rewa.theory import decay_budget
 
 PLAN = Plan(learning_rates=(0.05,) * 12, steps_per_epoch=4, momentum=0.9, weight_decay=0.01)
 METHODS = [
@@ -132,10 +133,14 @@ def test_the_weight_of_a_single_layer_has_no_owner_in_its_name():
 # ----------------------------------------------------------------------------------------------------------------- grids
 
 
-@pytest.mark.parametrize(("optimizer", "expected"), [("sgd", 6 / (3 * 0.5 * 4)), ("adamw", 0.9 / (3 * 0.5))])
-def test_decays_spend_their_budget_over_the_run(optimizer, expected):
+@pytest.mark.parametrize(("optimizer", "budget", "expected"), [("sgd", 6, 6 / (3 * 0.5 * 4)), ("adamw", 0.9, 0.9 / (3 * 0.5))])
+def test_decays_spend_their_budget_over_the_run(optimizer, budget, expected):
     plan = Plan(learning_rates=(0.2, 0.3), steps_per_epoch=1, momentum=0.75, optimizer=optimizer)
-    assert decays(plan, {"sgd": (6.0,), "adamw": (0.9,)}, factors=3) == pytest.approx((expected,))
+    (decay,) = plan.decays((budget,), K=3)
+    assert decay == pytest.approx(expected)
+    decoupled = optimizer == "adamw"
+    found = decay_budget(plan.learning_rates, K=3, weight_decay=decay, momentum=0.75, decoupled=decoupled)
+    assert found == pytest.approx(budget)
 
 
 @pytest.mark.parametrize(

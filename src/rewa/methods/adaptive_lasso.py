@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rewa.methods.l1 import Penalized
 from rewa.methods.method import Bound, Plan
+from rewa.penalties import soft_threshold
 from rewa.weights import full, local
 
 __all__ = ["AdaptiveLasso"]
@@ -105,7 +106,7 @@ class BoundAdaptiveLasso(Bound[AdaptiveLasso]):
         """In the second half, apply the soft threshold of each weight."""
         for name, factor in self.factors.items():
             x = local(self.weights[name].detach())
-            x.copy_(x.sign() * (x.abs() - lr * self.method.chosen * local(factor)).clamp(min=0))
+            x.copy_(soft_threshold(x, lr * self.method.chosen * local(factor)))
 
     def state_dict(self) -> dict[str, Any]:
         """The factors, none during the pilot; sharded as the weights are."""

@@ -31,7 +31,7 @@ class Dense(Method):
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """Weights that get no gradient shrink to exp(-b) of their start, for b from 0.01 to 1."""
-        return tuple(budget / (plan.rate_sum * plan.coupled) for budget in (0.01, 0.05, 0.2, 1.0))
+        return plan.decays((0.01, 0.05, 0.2, 1.0))
 
     def weight_decay(self, plan: Plan) -> float:
         """The strength; the recipe's decay where none was chosen, as inside another method."""

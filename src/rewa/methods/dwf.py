@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rewa.forms import Factors
 from rewa.methods.method import Bound, Plan
-from rewa.methods.parametrized import BoundParametrized, Parametrized, decays
+from rewa.methods.parametrized import BoundParametrized, Parametrized
 
 __all__ = ["DWF"]
 
@@ -65,7 +65,7 @@ class DWF(Parametrized):
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """A weight x that gets no gradient ends at exp(-b) of its start, for the budgets b."""
-        return decays(plan, self.budgets, factors=self.K)
+        return plan.decays(self.budgets[plan.optimizer], self.K)
 
     def form(self, weight: Tensor) -> nn.Module:
         """The factors."""

@@ -10,6 +10,7 @@ import torch
 from rewa.methods.dense import Dense
 from rewa.methods.method import Bound, Plan
 from rewa.methods.wrapper import BoundWrapper, Wrapper
+from rewa.theory import decays_for
 from rewa.weights import local
 
 __all__ = ["HAM"]
@@ -96,7 +97,7 @@ class HAM(Wrapper):
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """Alone, weights without gradient shrink to exp(-b) of their start for b from 0.5 to 10; else that of ``on``."""
-        return tuple(budget / plan.rate_sum for budget in (0.5, 2.0, 5.0, 10.0)) if self.alone else self.on.grid(plan)
+        return decays_for((0.5, 2.0, 5.0, 10.0), plan.rate_sum, decoupled=True) if self.alone else self.on.grid(plan)
 
     def alike_for(self, plan: Plan) -> int:
         """Alone, none; else those of ``on``, whose strength it is."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rewa.methods.method import Bound, Method, Plan
+from rewa.penalties import lp_derivative, soft_threshold
 from rewa.weights import local
 
 __all__ = ["L1", "L1Subgradient", "Penalized", "Proximal", "Subgradient"]
@@ -132,7 +132,7 @@ class L1(Proximal):
 
     def prox(self, z: Tensor, lr: float) -> Tensor:
         """The soft threshold."""
-        return F.softshrink(z, lr * self.chosen)
+        return soft_threshold(z, lr * self.chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,4 +163,4 @@ class L1Subgradient(Subgradient):
 
     def slope(self, x: Tensor) -> Tensor:
         """The sign, zero at zero."""
-        return self.chosen * x.sign()
+        return self.chosen * lp_derivative(x, 1)

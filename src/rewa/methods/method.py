@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rewa.sparsity import prunable
+from rewa.theory import decays_for
 
 __all__ = ["Bound", "Method", "Plan"]
 
@@ -54,6 +55,24 @@ class Plan:
     def coupled(self) -> float:
         """How many times a term of the gradient acts: momentum repeats it 1/(1 - momentum) times, AdamW once."""
         return 1 / (1 - self.momentum) if self.optimizer == "sgd" else 1.0
+
+    def decays(self, budgets: Iterable[float], K: float = 1.0) -> tuple[float, ...]:
+        r"""Weight decays for which a weight without gradient ends at :math:`e^{-\text{budget}}` of its start.
+
+        On SGD large budgets are fine: the loss keeps what it needs by its gradient, however large. AdamW's step is
+        about the learning rate whatever the gradient, so that no trained tensor can stay above :math:`1/\lambda`: there the
+        budgets of a grid are smaller, and given apart.
+
+        Args:
+            budgets: Decay budgets, as of :func:`rewa.theory.decay_budget`.
+            K: How many decayed tensors make the weight, or which power of one it is.
+
+        Example:
+            >>> plan = Plan(learning_rates=(0.125,) * 80, steps_per_epoch=10, momentum=0.5)
+            >>> [round(decay, 6) for decay in plan.decays((1.0, 4.0), K=2)]
+            [0.025, 0.1]
+        """
+        return decays_for(budgets, self.rate_sum, K=K, momentum=self.momentum, decoupled=self.optimizer == "adamw")
 
     def base_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """The recipe's optimizer over these groups, torch's own.

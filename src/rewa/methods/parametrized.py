@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from rewa.methods.method import Bound, Method, Plan
 from rewa.sparsity import keeping_modes, prunable
 
-__all__ = ["BoundParametrized", "Parametrized", "decays"]
+__all__ = ["BoundParametrized", "Parametrized"]
 
 Forming = TypeVar("Forming", bound="Parametrized")
 
@@ -110,30 +110,6 @@ class BoundParametrized(Bound[Forming]):
     def _chains(self) -> Iterator[nn.Module]:
         for module, own_name in self.places.values():
             yield module.get_submodule(f"parametrizations.{own_name}")
-
-
-def decays(plan: Plan, budgets: Mapping[str, tuple[float, ...]], factors: float = 1.0) -> tuple[float, ...]:
-    r"""Decays for which, without gradients, a product of decayed tensors ends at :math:`e^{-\text{budget}}` of its start.
-
-    .. math:: \lambda = \frac{\text{budget}}{\text{factors} \cdot \sum_t \eta_t / (1 - \mu)}
-
-    with the momentum :math:`\mu` of SGD, whose decay is a part of the gradient; AdamW's is not, and the denominator is 1.
-
-    On SGD large budgets are fine: the loss holds what it needs by its gradient, however large. AdamW's step is
-    about the learning rate whatever the gradient, so that no trained tensor can stay above :math:`1/\lambda`: there the
-    budgets are smaller, and given apart.
-
-    Args:
-        plan: The run.
-        budgets: Weakest first, for ``"sgd"`` and for ``"adamw"``.
-        factors: How many tensors make the product, or which power of one it is.
-
-    Example:
-        >>> plan = Plan(learning_rates=(0.125,) * 80, steps_per_epoch=10, momentum=0.5)
-        >>> [round(decay, 6) for decay in decays(plan, {"sgd": (1.0, 4.0), "adamw": (0.2, 0.4)}, factors=2)]
-        [0.025, 0.1]
-    """
-    return tuple(budget / (factors * plan.rate_sum * plan.coupled) for budget in budgets[plan.optimizer])
 
 
 def _check_unshared(model: nn.Module, weights: dict[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rewa.methods.method import Plan
-from rewa.methods.parametrized import Parametrized, decays
+from rewa.methods.parametrized import Parametrized
 from rewa.reparam import power, to_x, to_y
 
 __all__ = ["PowerPropagation"]
@@ -78,7 +78,7 @@ class PowerPropagation(Parametrized):
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """Decays for which w without a gradient ends at exp(-b) of its start, for the budgets b."""
-        return decays(plan, self.budgets)
+        return plan.decays(self.budgets[plan.optimizer])
 
     def form(self, weight: Tensor) -> nn.Module:
         """The signed power."""

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from rewa.forms import Pair, matched_groups
 from rewa.methods.method import Bound, Method, Plan
-from rewa.methods.parametrized import BoundParametrized, Parametrized, decays
+from rewa.methods.parametrized import BoundParametrized, Parametrized
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.annealing import Annealing
 from rewa.optim.groups import param_groups
@@ -29,7 +29,7 @@ Variant = TypeVar("Variant", bound="ReWA")
 def _decays(plan: Plan, K: float, budgets: Mapping[str, tuple[float, ...]] = BUDGETS) -> tuple[float, ...]:
     # Adam moves y by about the learning rate a step, so that a faster run holds its weights against more decay.
     faster = max(1.0, max(plan.learning_rates) / ADAM_LR) if plan.optimizer == "adamw" else 1.0
-    return tuple(faster * decay for decay in decays(plan, budgets, factors=K))
+    return tuple(faster * decay for decay in plan.decays(budgets[plan.optimizer], K))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rewa.methods.method import Plan
-from rewa.methods.parametrized import Parametrized, decays
+from rewa.methods.parametrized import Parametrized
 
 __all__ = ["Spred"]
 
@@ -58,7 +58,7 @@ class Spred(Parametrized):
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """A weight x that gets no gradient ends at exp(-b) of its start, for the budgets b."""
-        return decays(plan, self.budgets, factors=2)
+        return plan.decays(self.budgets[plan.optimizer], K=2)
 
     def form(self, weight: Tensor) -> nn.Module:
         """Two factors."""

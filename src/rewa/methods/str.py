@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewa.methods.method import Plan
-from rewa.methods.parametrized import Parametrized, decays
+from rewa.methods.parametrized import Parametrized
 
 __all__ = ["STR"]
 
@@ -68,7 +68,7 @@ class STR(Parametrized):
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """Without gradients s ends at exp(-b) of its start, for the budgets b."""
-        return decays(plan, self.budgets)
+        return plan.decays(self.budgets[plan.optimizer])
 
     def form(self, weight: Tensor) -> nn.Module:
         """The soft threshold, with its s."""
