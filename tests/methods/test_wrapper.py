@@ -96,7 +96,7 @@ def test_the_weights_and_the_optimizer_are_those_of_the_method_inside():
 def test_names_lines_and_settings():
     assert (Upper().label, Upper().what) == ("upper", "does something")
     method = Upper(on=ReWA(K=3), size=2)
-    assert (method.label, method.what) == ("rewa+upper", "does something, while rewa trains")
+    assert (method.label, method.what) == ("rewa+upper", "does something; wraps rewa")
     assert method.settings == {"size": 2, "on": {"name": "rewa", "strength": None, "K": 3, "M": 2, "eps": 0.0}}
 
 
@@ -142,7 +142,7 @@ NEST = GMP(strength=0.5, on=HAM(on=ReWA(K=3), beta=0.01))
 def test_a_nest_names_its_levels():
     assert NEST.label == "rewa+ham+gmp"
     assert [one.name for one in NEST.levels()] == ["gmp", "ham", "rewa"]
-    assert NEST.what.endswith(", while rewa+ham trains")
+    assert NEST.what.endswith("; wraps rewa+ham")
     assert NEST.source == "ReWA, ICML 2026 + Jacobs et al., ICLR 2026 + Zhu and Gupta, 2017"
     assert make("rewa+ham+gmp", strength=0.5, K=3, beta=0.01) == NEST
     assert GMP(on=HAM(on=ReWAAdam())).planned(PLAN).optimizer == "adamw"

@@ -1,4 +1,4 @@
-"""Gradual magnitude pruning: the smallest weights are dropped bit by bit while the others train."""
+"""Gradual magnitude pruning: the smallest weights are dropped gradually while the others train."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GMP(Masked):
     """
 
     name: ClassVar[str] = "gmp"
-    line: ClassVar[str] = "drop the smallest weights bit by bit (gradual magnitude pruning)"
+    line: ClassVar[str] = "drop the smallest weights gradually (gradual magnitude pruning, GMP)"
     paper: ClassVar[str] = "Zhu and Gupta, 2017"
 
     begin: float = 0.2

@@ -45,7 +45,7 @@ class Wrapper(Method):
     @property
     def what(self) -> str:
         """What both do, in a line."""
-        return self.line if self.on.name == "dense" else f"{self.line}, while {self.on.label} trains"
+        return self.line if self.on.name == "dense" else f"{self.line}; wraps {self.on.label}"
 
     @property
     def source(self) -> str:
