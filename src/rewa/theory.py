@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rewa import penalties
+from rewa.penalties import lp, lp_derivative
 from rewa.reparam import check_exponents
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "configuration",
     "constant_clipping",
     "decay_budget",
+    "decays_for",
     "effective_p",
     "elimination_loss_bound",
     "elimination_threshold",
@@ -68,12 +71,6 @@ def effective_p(K: float, M: float) -> float:
     return 1 + (1 - M) / K
 
 
-def _power_over_exponent(a: Array, q: float) -> Array:
-    """a^q / q, the integral of a^(q-1); its limit for q = 0 is log(a), up to a constant that no gradient sees."""
-    with np.errstate(divide="ignore"):
-        return np.log(a) if q == 0 else a**q / q
-
-
 def regularizer(x: ArrayLike, K: float, M: float, eps: float = 0.0, *, lam: float = 1.0) -> Array:
     r"""The implicit penalty :math:`\lambda R(x)` of Theorem 3.3, coordinate by coordinate.
 
@@ -98,10 +95,9 @@ def regularizer(x: ArrayLike, K: float, M: float, eps: float = 0.0, *, lam: floa
         Theorem 3.3 (Implicit Bias) of the paper.
     """
     check_exponents(K, M, eps)
-    a = np.abs(np.asarray(x, dtype=np.float64))
-    value = _power_over_exponent(a, 1 + (1 - M) / K)
+    value = lp(x, 1 + (1 - M) / K)
     if eps > 0:
-        value = value + eps * _power_over_exponent(a, (2 - M) / K)
+        value = value + eps * lp(x, (2 - M) / K)
     return lam * value
 
 
@@ -129,13 +125,10 @@ def regularizer_gradient(x: ArrayLike, K: float, M: float, eps: float = 0.0, *, 
     """
     check_exponents(K, M, eps)
     x = np.asarray(x, dtype=np.float64)
-    a = np.abs(x)
-    safe = np.where(a > 0, a, 1.0)
-    slope = safe ** ((1 - M) / K)
+    slope = lp_derivative(x, 1 + (1 - M) / K)
     if eps > 0:
-        slope = slope + eps * safe ** ((2 - M) / K - 1)
-    result: Array = lam * np.sign(x) * slope
-    return result
+        slope = slope + eps * lp_derivative(x, (2 - M) / K)
+    return lam * slope
 
 
 def stationarity_residual(x: ArrayLike, grad: ArrayLike, K: float, M: float, eps: float = 0.0, *, lam: float) -> Array:
@@ -331,6 +324,30 @@ def decay_budget(
     if not 0 <= total < math.inf:
         raise ValueError(f"the learning rates of the schedule sum to {total} (allowed: a finite number >= 0)")
     return K * weight_decay * total / (1.0 if decoupled else 1 - momentum)
+
+
+def decays_for(
+    budgets: Iterable[float], rate_sum: float, *, K: float = 1.0, momentum: float = 0.0, decoupled: bool = False
+) -> tuple[float, ...]:
+    r"""The weight decays of given budgets, the inverse of :func:`decay_budget`.
+
+    .. math:: \lambda = \frac{\text{budget}}{K\,\sum_t \eta_t / (1 - \mu)}
+
+    for coupled decay, without the momentum when decoupled.
+
+    Args:
+        budgets: Decay budgets.
+        rate_sum: Sum of the learning rates of the run.
+        K: Order of the reparameterization, or the number of factors that are decayed.
+        momentum: Momentum :math:`\mu`.
+        decoupled: Whether the decay bypasses the momentum.
+
+    Example:
+        >>> [round(decay, 6) for decay in decays_for((1.0, 4.0), 10.0, K=2, momentum=0.5)]
+        [0.025, 0.1]
+    """
+    per_unit = K * rate_sum * (1.0 if decoupled else 1 / (1 - momentum))
+    return tuple(budget / per_unit for budget in budgets)
 
 
 def weight_decay_for(
@@ -751,9 +768,7 @@ def scad(x: ArrayLike, *, lam: float, a: float = 3.7) -> Array:
     """
     if not (a > 2 and lam > 0):
         raise ValueError(f"SCAD needs a > 2 and lam > 0, got a={a}, lam={lam}")
-    t = np.abs(np.asarray(x, dtype=np.float64))
-    middle = (2 * a * lam * t - t**2 - lam**2) / (2 * (a - 1))
-    return np.where(t <= lam, lam * t, np.where(t <= a * lam, middle, lam**2 * (a + 1) / 2))
+    return penalties.scad(x, slope=lam, knee=a * lam, a=a)
 
 
 def mcp(x: ArrayLike, *, lam: float, a: float = 3.0) -> Array:
@@ -773,9 +788,7 @@ def mcp(x: ArrayLike, *, lam: float, a: float = 3.0) -> Array:
     """
     if not (a > 0 and lam > 0):
         raise ValueError(f"MCP needs a > 0 and lam > 0, got a={a}, lam={lam}")
-    t = np.minimum(np.abs(np.asarray(x, dtype=np.float64)), a * lam)
-    result: Array = lam * t - t**2 / (2 * a)
-    return result
+    return penalties.mcp(x, slope=lam, knee=a * lam)
 
 
 def scad_critical_radius(a: float = 3.7, *, lam: float = 1.0) -> float:

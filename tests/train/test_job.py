@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,3 +110,42 @@ def test_strengths_are_chosen_for_the_run_and_on_record():
         assert chosen.settings()["method"]["settings"]["on"]["strength"] == ReWA(K=3).grid(plan)[1]
     set_by_hand = job("digits", "rewa+gmp", changes=["on_strength=0.01", "eps=0.1"]).settings()["method"]["settings"]
     assert set_by_hand["on"] == {"name": "rewa", "strength": 0.01, "K": 9, "M": 2, "eps": 0.1}
+
+
+def recorded() -> list[dict]:
+    """The methods of all published records, each once."""
+    files = sorted((Path(__file__).parents[2] / "results").glob("*/runs/*/record.json"))
+    found = {json.dumps(json.loads(file.read_text())["method"], sort_keys=True) for file in files}
+    return [json.loads(one) for one in sorted(found)]
+
+
+def flat(settings: dict, path: str = "") -> dict:
+    """Recorded settings by the names that options have."""
+    found = {}
+    for key, value in settings.items():
+        if key == "on":
+            found |= flat({one: value[one] for one in value if one != "name"}, f"{path}on.")
+        elif key == "strength":
+            found[f"{path.removesuffix('.')}_strength"] = value
+        else:
+            found[path + key] = value
+    return found
+
+
+def test_published_records_are_of_the_settings_that_the_same_method_has_today():
+    """So that a sweep that is resumed knows its runs again."""
+    methods = recorded()
+    assert len({method["name"] for method in methods}) > 10
+    for method in methods:
+        made = make(method["name"], strength=method["strength"], **flat(method["settings"]))
+        here = Job(recipe=DIGITS, method=made).settings()["method"]
+        assert json.loads(json.dumps(here)) == method
+
+
+def test_a_run_needs_every_strength():
+    with pytest.raises(ValueError, match=r"rewa\+gmp wraps a method without a strength"):
+        Job(recipe=DIGITS, method=make("rewa+gmp", strength=0.5))
+    nest = job("digits", "rewa+ham+gmp", strength=0.5).settings()["method"]
+    decay = ReWA().grid(DIGITS.plan(16))[1]
+    assert (nest["name"], nest["strength"], nest["settings"]["on"]["strength"]) == ("rewa+ham+gmp", 0.5, decay)
+    assert nest["settings"]["on"]["on"]["strength"] == decay

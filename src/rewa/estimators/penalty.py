@@ -9,43 +9,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rewa.penalties import entry_threshold
+from rewa.penalties import lp as value
+from rewa.penalties import lp_prox as prox
 from rewa.reparam import check_exponents
 from rewa.theory import effective_p
 
 __all__ = ["entry_threshold", "exponents", "largest_alpha", "prox", "value"]
 
 Array = NDArray[np.float64]
-
-
-def value(b: ArrayLike, p: float) -> Array:
-    r"""The penalty :math:`|b|^p / p`: :func:`rewa.theory.regularizer` with :math:`p = 1 + (1-M)/K`.
-
-    Example:
-        >>> print(value([0.25, -1.0, 0.0], p=0.5))
-        [1. 2. 0.]
-    """
-    result: Array = np.abs(np.asarray(b, dtype=np.float64)) ** p / p
-    return result
-
-
-def entry_threshold(a: ArrayLike, L: ArrayLike, p: float) -> Array:
-    r"""The slope :math:`|g| = L|z|` above which the minimizer is not zero.
-
-    .. math:: \tau = \frac{(2-p)\,L}{2(1-p)} \left(\frac{2(1-p)\,a}{p\,L}\right)^{1/(2-p)}, \qquad \tau = a \text{ for } p = 1
-
-    Example:
-        >>> print(entry_threshold(1.0, 1.0, p=0.5).round(4), entry_threshold(1.0, 1.0, p=1.0))
-        2.3811 1.0
-
-    References:
-        Marjanovic and Solo, On l_q optimization and matrix completion, IEEE TSP 2012.
-    """
-    a, L = np.asarray(a, dtype=np.float64), np.asarray(L, dtype=np.float64)
-    if p == 1:
-        return np.broadcast_to(a, np.broadcast_shapes(a.shape, L.shape))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        jump = (2 * (1 - p) / p * a / L) ** (1 / (2 - p))
-        return np.where(L > 0, (2 - p) / (2 * (1 - p)) * L * jump, np.inf)
 
 
 def largest_alpha(slope: ArrayLike, L: ArrayLike, p: float) -> Array:
@@ -63,38 +35,6 @@ def largest_alpha(slope: ArrayLike, L: ArrayLike, p: float) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = 2 * (1 - p) * g / ((2 - p) * L)
         return np.where(L > 0, p * L / (2 * (1 - p)) * ratio ** (2 - p), 0.0)
-
-
-def prox(z: ArrayLike, a: ArrayLike, L: ArrayLike, p: float) -> Array:
-    r"""The minimizer of :math:`\frac L2 (b - z)^2 + \frac ap |b|^p`; 0 at the threshold, where there are two.
-
-    Beyond the threshold it is the larger root of :math:`b + \frac aL b^{p-1} = |z|`, to which Newton's iteration from
-    :math:`|z|` descends: the left side is convex there.
-
-    Example:
-        >>> print(prox([3.0, -3.0, 1.0], a=1.0, L=1.0, p=1.0))
-        [ 2. -2.  0.]
-        >>> print(prox([3.0, -3.0, 1.0], a=1.0, L=1.0, p=0.5).round(4))
-        [ 2.3473 -2.3473  0.    ]
-    """
-    z, a, L = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (z, a, L)))
-    size = np.abs(z)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        enters = L * size > entry_threshold(a, L, p)
-        pull = np.where(enters, a / L, 0.0)
-    b = np.where(enters, size, 0.0)
-    if p == 1:
-        result: Array = np.sign(z) * (b - pull)
-        return result
-    b = np.where(enters, b, 1.0)
-    for _ in range(60):
-        power = b ** (p - 1)
-        step = np.where(enters, (b + pull * power - size) / (1 - (1 - p) * pull * power / b), 0.0)
-        b = b - step
-        if np.all(np.abs(step) <= 1e-15 * b):
-            break
-    result = np.sign(z) * np.where(enters, b, 0.0)
-    return result
 
 
 def exponents(p: float | None, K: float, M: float | None) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rewa.methods.l1 import L1Subgradient, Proximal, Subgradient
 from rewa.methods.method import Plan
+from rewa.penalties import half_threshold, lp_derivative
 
 __all__ = ["ClippedLp", "Half", "L1ClippedLp"]
 
@@ -17,7 +18,7 @@ CLIPPINGS = ("constant", "l1")
 COMPARED_AT = 0.01  # the size of a weight for which the grid has the slopes of the l1 penalty
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClippedLp(Subgradient):
     r"""The penalty :math:`\lambda\sum_j |x_j|^p`, clipped at u, by its subgradient: :math:`g \leftarrow g + \lambda\,\psi'(x)`.
 
@@ -61,12 +62,11 @@ class ClippedLp(Subgradient):
 
     def slope(self, x: Tensor) -> Tensor:
         """The clipped subgradient."""
-        size = x.abs()
-        slope = self.strength * self.p * size.clamp(min=self.u) ** (self.p - 1) * x.sign()
-        return torch.where(size <= self.u, 0.0, slope) if self.clipping == "constant" else slope
+        slope = self.chosen * self.p * lp_derivative(x, self.p, smallest=self.u)
+        return torch.where(x.abs() <= self.u, 0.0, slope) if self.clipping == "constant" else slope
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class L1ClippedLp(ClippedLp):
     r"""The penalty :math:`\lambda\sum_j |x_j|^p` by its subgradient, with its tangent at u below u.
 
@@ -88,14 +88,12 @@ class L1ClippedLp(ClippedLp):
     clipping: str = "l1"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Half(Proximal):
     r"""The penalty :math:`\lambda\sum_j |x_j|^{1/2}` by its proximal map, after each step of the optimizer.
 
-    With :math:`t = \eta\lambda` the map minimizes :math:`\frac12(x - z)^2 + t\,|x|^{1/2}`. It is 0 for
-    :math:`|z| \le \frac32\,t^{2/3}`, and beyond the largest root :math:`s = |x|^{1/2}` of :math:`s^3 - |z|\,s + t/2 = 0`:
-
-    .. math:: x \leftarrow \tfrac43\,z\,\cos^2(\varphi/3), \qquad \varphi = \arccos\Bigl(-\tfrac t4\,(3/|z|)^{3/2}\Bigr).
+    With :math:`t = \eta\lambda` the map (:func:`rewa.penalties.half_threshold`) minimizes :math:`\frac12(x - z)^2 +
+    t\,|x|^{1/2}`. It is 0 for :math:`|z| \le \frac32\,t^{2/3}`.
 
     The map jumps from 0 to :math:`t^{2/3}`, which for small rates is far more than a step can cover: what is zero
     once stays zero, unless its gradient is large.
@@ -126,7 +124,4 @@ class Half(Proximal):
 
     def prox(self, z: Tensor, lr: float) -> Tensor:
         """The half threshold."""
-        t = lr * self.strength
-        size = z.abs()
-        angle = torch.arccos(-t / 4 * (3 / size) ** 1.5)  # not a number below the threshold
-        return torch.where(size <= 1.5 * t ** (2 / 3), 0.0, 4 / 3 * z * torch.cos(angle / 3) ** 2)
+        return half_threshold(z, lr * self.chosen)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rewa.methods.l1 import Proximal
+from rewa.penalties import mcp_prox
 
 __all__ = ["MCP"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MCP(Proximal):
     r"""The minimax concave penalty by its proximal map, after each step of the optimizer, with slope and knee set apart.
 
@@ -25,15 +23,7 @@ class MCP(Proximal):
 
     .. math:: \psi(x) = \lambda\,\Bigl(|x| - \frac{x^2}{2k}\Bigr) \text{ for } |x| \le k, \qquad \lambda k / 2 \text{ beyond}.
 
-    With :math:`t = \eta\lambda` the proximal map is, for :math:`t < k`,
-
-    .. math::
-        x \leftarrow \begin{cases}
-            \mathrm{sign}(x)\,\dfrac{\max(|x| - t,\ 0)}{1 - t/k} & |x| \le k \\
-            x & |x| > k
-        \end{cases}
-
-    and for larger t the hard threshold at :math:`\sqrt{tk}`.
+    :func:`rewa.penalties.mcp_prox` has the map.
 
     Args:
         strength: Slope :math:`\lambda` at zero.
@@ -60,7 +50,4 @@ class MCP(Proximal):
 
     def prox(self, z: Tensor, lr: float) -> Tensor:
         """The firm threshold, or the hard one where a step outruns the curve."""
-        t = lr * self.strength
-        if t >= self.knee:
-            return F.hardshrink(z, math.sqrt(t * self.knee))
-        return torch.where(z.abs() <= self.knee, F.softshrink(z, t) / (1 - t / self.knee), z)
+        return mcp_prox(z, lr * self.chosen, knee=self.knee)

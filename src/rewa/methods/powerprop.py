@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rewa.methods.method import Plan
-from rewa.methods.parametrized import Parametrized, decays
+from rewa.methods.parametrized import Parametrized
 from rewa.reparam import power, to_x, to_y
 
 __all__ = ["PowerPropagation"]
@@ -44,7 +44,7 @@ class _PowerForm(nn.Module):
         return to_y(x, self.alpha)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PowerPropagation(Parametrized):
     r"""The weight is :math:`x = w\,|w|^{\alpha-1}` and w takes the true gradient.
 
@@ -78,12 +78,12 @@ class PowerPropagation(Parametrized):
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """Decays for which w without a gradient ends at exp(-b) of its start, for the budgets b."""
-        return decays(plan, self.budgets)
+        return plan.decays(self.budgets[plan.optimizer])
 
     def form(self, weight: Tensor) -> nn.Module:
         """The signed power."""
         return _PowerForm(self.alpha)
 
-    def weight_decay(self) -> float:
+    def weight_decay(self, plan: Plan) -> float:
         """The strength."""
-        return self.strength
+        return self.chosen

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rewa.methods.l1 import Proximal
+from rewa.penalties import scad_prox
 
 __all__ = ["SCAD"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SCAD(Proximal):
     r"""The SCAD penalty by its proximal map, after each step of the optimizer, with slope and knee set apart.
 
@@ -25,17 +23,7 @@ class SCAD(Proximal):
 
     .. math:: \psi(x) = \frac{\lambda}{\ell}\,\mathrm{scad}(x; \ell, a), \qquad \ell = k/a.
 
-    With :math:`c = \eta\lambda/\ell` the proximal map is, for :math:`c < a - 1`,
-
-    .. math::
-        x \leftarrow \begin{cases}
-            \mathrm{sign}(x)\,\max(|x| - c\ell,\ 0) & |x| \le (1 + c)\,\ell \\
-            \mathrm{sign}(x)\,\dfrac{(a-1)|x| - c\,a\ell}{a - 1 - c} & (1 + c)\,\ell < |x| \le a\ell \\
-            x & |x| > a\ell.
-        \end{cases}
-
-    A larger c leaves no minimum in the middle: up to :math:`|x| = \frac{a+1+c}{2}\ell` (:math:`\sqrt{c(a+1)}\,\ell` from
-    :math:`c = a + 1`) the map is the first line, above the last.
+    :func:`rewa.penalties.scad_prox` has the map.
 
     Args:
         strength: Slope :math:`\lambda` at zero.
@@ -65,12 +53,4 @@ class SCAD(Proximal):
 
     def prox(self, z: Tensor, lr: float) -> Tensor:
         """The threshold in three pieces, or in two where a step outruns the curve."""
-        a, unit = self.a, self.knee / self.a
-        c = lr * self.strength / unit
-        size = z.abs()
-        soft = F.softshrink(z, c * unit)
-        if c >= a - 1:
-            cut = unit * ((a + 1 + c) / 2 if c < a + 1 else math.sqrt(c * (a + 1)))
-            return torch.where(size <= cut, soft, z)
-        middle = ((a - 1) * z - c * self.knee * z.sign()) / (a - 1 - c)
-        return torch.where(size <= (1 + c) * unit, soft, torch.where(size <= self.knee, middle, z))
+        return scad_prox(z, lr * self.chosen, knee=self.knee, a=self.a)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rewa.methods.method import Plan
-from rewa.methods.parametrized import Parametrized, decays
+from rewa.methods.parametrized import Parametrized
 
 __all__ = ["Spred"]
 
@@ -25,7 +25,7 @@ class _Product(nn.Module):
         return x / v, v
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Spred(Parametrized):
     r"""The weight is :math:`x = u\,v`, elementwise, with weight decay :math:`\lambda` on both.
 
@@ -58,12 +58,12 @@ class Spred(Parametrized):
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """A weight x that gets no gradient ends at exp(-b) of its start, for the budgets b."""
-        return decays(plan, self.budgets, factors=2)
+        return plan.decays(self.budgets[plan.optimizer], K=2)
 
     def form(self, weight: Tensor) -> nn.Module:
         """Two factors."""
         return _Product()
 
-    def weight_decay(self) -> float:
+    def weight_decay(self, plan: Plan) -> float:
         """The strength."""
-        return self.strength
+        return self.chosen

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewa.methods.method import Plan
-from rewa.methods.parametrized import Parametrized, decays
+from rewa.methods.parametrized import Parametrized
 
 __all__ = ["STR"]
 
@@ -27,7 +27,7 @@ class _SoftThreshold(nn.Module):
         return x
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class STR(Parametrized):
     r"""Soft threshold reparameterization with a learned threshold for each layer.
 
@@ -68,16 +68,16 @@ class STR(Parametrized):
 
     def grid(self, plan: Plan) -> tuple[float, ...]:
         """Without gradients s ends at exp(-b) of its start, for the budgets b."""
-        return decays(plan, self.budgets)
+        return plan.decays(self.budgets[plan.optimizer])
 
     def form(self, weight: Tensor) -> nn.Module:
         """The soft threshold, with its s."""
         return _SoftThreshold(torch.full((), self.s_init, dtype=weight.dtype, device=weight.device))
 
-    def form_settings(self) -> dict[str, Any]:
+    def form_settings(self, plan: Plan) -> dict[str, Any]:
         """The thresholds are decayed like the weights: this is what makes them rise."""
-        return {"weight_decay": self.strength}
+        return {"weight_decay": self.chosen}
 
-    def weight_decay(self) -> float:
+    def weight_decay(self, plan: Plan) -> float:
         """The strength."""
-        return self.strength
+        return self.chosen

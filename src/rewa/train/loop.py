@@ -7,7 +7,6 @@ step and on any number of processes, goes on as if it had never stopped.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import signal
@@ -26,7 +25,7 @@ from rewa.deploy.freezing import freeze_zeros
 from rewa.deploy.packed import save_packed
 from rewa.files import replacing, write_atomically
 from rewa.methods.dense import Dense
-from rewa.methods.method import Method, Plan
+from rewa.methods.method import Bound, Method, Plan
 from rewa.record import provenance
 from rewa.sparsity import count, histogram, prunable, summary, whole
 from rewa.train import checkpoint
@@ -196,6 +195,7 @@ class _Run:
         self.segments = self._segments()
         self.steps = self.segments[-1].end
         self.step, self.index = 0, 0
+        self.bound: Bound[Any]  # the method of this segment, at work
         self.rows: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # of the epoch: loss, right ones, seen
@@ -204,7 +204,7 @@ class _Run:
         self.beginning: Beginning | None = None  # a run that goes on shares none: part of it was trained elsewhere perhaps
 
     def _segments(self) -> list[_Segment]:
-        recipe, method = self.recipe, dataclasses.replace(self.job.method)
+        recipe, method = self.recipe, self.job.method
         finetune = recipe.finetuned(method)
         if finetune and recipe.parallel == "fsdp" and self.world.size > 1:
             raise TrainingError("a masked fine-tune needs whole weights: leave parallel=fsdp out, or set finetune_epochs=0")
@@ -286,36 +286,34 @@ class _Run:
             raise Stopped(self.stop[0])
         self.watch.doing(what)
 
-    def _enter(self, index: int, model: nn.Module | None) -> None:
-        """Begin a segment with this model, or with a new one."""
+    def _enter(self, index: int, model: nn.Module | None, state: dict[str, Tensor] | None = None) -> None:
+        """Begin a segment with this model, or with a new one, and with this state of it if there is one."""
         self.index = index
         segment = self.segments[index]
         torch.manual_seed(mix(self.job.seed, WEIGHTS))  # also for what a method draws when it starts
         if model is None:
             model = new_model(self.recipe, self.data, self.job.seed)
-            segment.method.prepare(model)
+        self.bound = segment.method.bind(model, segment.plan)
+        if state is not None:
+            model.load_state_dict(state)
         self.plain = self.numeric.place_model(model)
         self.model = wrap(self.plain, self.world, self.recipe.parallel, self.recipe.sync_batchnorm)
-        self.optimizer = segment.method.start(self.plain, segment.plan)
+        self.optimizer = self.bound.start()
         if segment.phase == "finetune":
             freeze_zeros(self.plain, all_zero=True)
 
     def _restore(self, saved: checkpoint.Checkpoint) -> None:
         state = saved.state
         segment = self.segments[state["segment"]]
-        model = new_model(self.recipe, self.data, self.job.seed)
-        segment.method.prepare(model)
         sharded = self.world.size > 1 and self.recipe.parallel == "fsdp"
-        if sharded:
-            model.load_state_dict(saved.model)
-        self._enter(state["segment"], model)
+        self._enter(state["segment"], None, saved.model if sharded else None)
         if not sharded:
             # Only now: an optimizer refuses to begin with a layer of zeros, but a run may have come to one.
             self.plain.load_state_dict(saved.model)
             if segment.phase == "finetune":
                 freeze_zeros(self.plain, all_zero=True)
         load_state(self.optimizer, state["optimizer"])
-        segment.method.load_state_dict(state["method"])
+        self.bound.load_state_dict(state["method"])
         if state["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.step, self.rows = saved.step, state["epochs"]
@@ -356,7 +354,7 @@ class _Run:
         with self._norms_of_now():
             worth = score(self.model, self._batches("validation", self.world), self.numeric, self.world)
         self._check_finite(worth.loss, "validation loss")
-        weights = full_state(segment.method.current()).values()
+        weights = full_state(self.bound.current()).values()
         self.totals.zero_()
         self.seconds.append(time.perf_counter() - started)
         self.rows.append(
@@ -373,12 +371,12 @@ class _Run:
         self.watch.epoch(self.rows[-1])
 
     def _step(self, segment: _Segment, batch: Batch) -> float:
-        recipe, method, local = self.recipe, segment.method, self.step - segment.start
+        recipe, bound, local = self.recipe, self.bound, self.step - segment.start
         lr = segment.plan.learning_rates[local]
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self._seed_noise()
-        method.before_forward(local)
+        bound.before_forward(local)
         self.optimizer.zero_grad()
         parts = list(zip(*(self.numeric.place(tensor).chunk(recipe.accumulate) for tensor in batch), strict=True))
         for number, (inputs, targets) in enumerate(parts, 1):
@@ -387,7 +385,7 @@ class _Run:
                     logits = self.model(inputs)
                 loss, right = losses(logits, targets, recipe.label_smoothing)
                 total = loss / len(parts)
-                if number == len(parts) and (penalty := method.penalty()) is not None:
+                if number == len(parts) and (penalty := bound.penalty()) is not None:
                     total = total + penalty
                 self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]  # torch's
             seen = targets.numel()
@@ -395,10 +393,10 @@ class _Run:
         self.scaler.unscale_(self.optimizer)
         if recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.plain.parameters(), recipe.clip_norm)
-        method.before_step(local)
+        bound.before_step(local)
         self.scaler.step(self.optimizer)
         if not self._overflowed():
-            method.after_step(local, lr)
+            bound.after_step(local, lr)
         self.step += 1
         if self.world.device.type == "cpu" or self.step % 50 == 0:  # on a GPU looking means waiting
             self._check_finite(float(self.totals[0]))
@@ -466,10 +464,9 @@ class _Run:
         state = full_state(self.plain.state_dict())
         model = build_model(self.recipe, self.data)
         segment = self.segments[self.index]
-        method = dataclasses.replace(segment.method)
-        method.prepare(model)
+        bound = segment.method.bind(model, segment.plan)
         model.load_state_dict(state)
-        method.finish(model)
+        bound.finish()
         return self.numeric.place_model(model)
 
     def _begin_finetune(self) -> None:
@@ -539,13 +536,12 @@ class _Run:
         return self._batches(split, World(device=self.world.device))
 
     def _save(self) -> None:
-        segment = self.segments[self.index]
         self._share_buffers()
         model, optimizer = full_state(self.plain.state_dict()), full_state(self.optimizer.state_dict())
         state = {
             "segment": self.index,
             "optimizer": optimizer,
-            "method": full_state(segment.method.state_dict()),
+            "method": full_state(self.bound.state_dict()),
             "scaler": self.scaler.state_dict(),
             "epochs": self.rows,
             "totals": self.world.sum(self.totals.clone()).cpu(),
