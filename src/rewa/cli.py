@@ -243,7 +243,9 @@ def _train(options: argparse.Namespace) -> str:
     _check_device(options.device)
     from rewa.terminal import watching
     from rewa.train.job import job
-    from rewa.train.loop import Stopped, TrainingError, train
+    from rewa.train.loop import train
+    from rewa.train.run_folder import TrainingError
+    from rewa.train.signals import Stopped
 
     chosen = job(
         options.recipe,
@@ -320,7 +322,7 @@ def _sweep(options: argparse.Namespace) -> str:
 @contextmanager
 def _ends_of_sweeps() -> Iterator[None]:
     """The exit codes of a sweep that was stopped, or some of whose runs failed."""
-    from rewa.train.loop import Stopped
+    from rewa.train.signals import Stopped
     from rewa.train.sweep import RunsFailed
 
     try:

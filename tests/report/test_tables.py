@@ -8,10 +8,10 @@ import statistics
 
 import pytest
 
+from rewa.record import scan
 from rewa.report import compare, read, to_markdown, write
 from rewa.report.figure import BANDS, COLORS, draw, leaders, top_range
 from rewa.report.page import page
-from rewa.report.records import scan
 from rewa.report.tables import ladder
 from rewa.report.text import finding, points_csv, table_csv, to_plain
 
@@ -294,14 +294,14 @@ def test_damaged_times_leave_the_run(tmp_path, saved, made):
     (folder / "timing.json").write_text('{"epoch_seconds": ["soon"]}')
     with pytest.warns(UserWarning, match=r"timing\.json is left out"):
         (run,) = read(tmp_path)
-    assert run.epoch_seconds == ()
+    assert run.timing.epoch_seconds == ()
 
 
 def test_read_takes_folders_files_and_each_run_once(tmp_path, saved, made):
     first, second = saved(tmp_path / "a", made()), saved(tmp_path / "b" / "deep", made(seed=1), timing=False)
     runs = read([tmp_path, first, second / "record.json"])
     assert [run.seed for run in runs] == [0, 1]
-    assert [sum(run.epoch_seconds) for run in runs] == [4.5, 0]
+    assert [sum(run.timing.epoch_seconds) for run in runs] == [4.5, 0]
 
 
 def test_csv_files(comparisons, made):
