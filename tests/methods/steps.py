@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from rewa.methods.method import Method, Plan
+from rewa.methods.method import Bound, Method, Plan
 
 Loss = Callable[[nn.Module], Tensor]
 
 
-def advance(method: Method, model: nn.Module, optimizer: Optimizer, loss: Loss, steps: Iterable[int]) -> None:
-    """These steps of the method's plan."""
+def begin(method: Method, model: nn.Module, plan: Plan) -> Bound:
+    """The method at work on the model, started."""
+    bound = method.bind(model, plan)
+    bound.start()
+    return bound
+
+
+def advance(bound: Bound, loss: Loss, steps: Iterable[int]) -> None:
+    """These steps of the bound method's plan."""
     for step in steps:
-        lr = method.plan.learning_rates[step]
-        for group in optimizer.param_groups:
+        lr = bound.plan.learning_rates[step]
+        for group in bound.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         torch.manual_seed(step)
-        method.before_forward(step)
-        optimizer.zero_grad()
-        value, penalty = loss(model), method.penalty()
+        bound.before_forward(step)
+        bound.optimizer.zero_grad()
+        value, penalty = loss(bound.model), bound.penalty()
         (value if penalty is None else value + penalty).backward()
-        method.before_step(step)
-        optimizer.step()
-        method.after_step(step, lr)
+        bound.before_step(step)
+        bound.optimizer.step()
+        bound.after_step(step, lr)
 
 
 def train(method: Method, model: nn.Module, loss: Loss, plan: Plan) -> nn.Module:
-    """The whole of a plan, on a model that needs no preparation."""
-    optimizer = method.start(model, plan)
-    advance(method, model, optimizer, loss, range(plan.steps))
+    """The whole of a plan."""
+    advance(begin(method, model, plan), loss, range(plan.steps))
     return model
 
 
@@ -49,11 +53,6 @@ def brute_force(z: np.ndarray, penalty: Callable[[np.ndarray], np.ndarray]) -> n
     coarse = best(z[:, None] * np.linspace(0, 1, 4001))
     fine = coarse[:, None] + z[:, None] * np.linspace(-1, 1, 4001) / 4000
     return np.where(coarse == 0, 0, best(fine))
-
-
-def begin(method: Method, model: nn.Module, plan: Plan) -> Optimizer:
-    method.prepare(model)
-    return method.start(model, plan)
 
 
 def line(*weights: float) -> nn.Linear:
@@ -83,23 +82,22 @@ def fitting(model: nn.Module) -> Tensor:
     return nn.functional.mse_loss(model(X), target)
 
 
-def run(method: Method, plan: Plan, *, stop_at: int | None = None) -> tuple[nn.Module, Method]:
+def run(method: Method, plan: Plan, *, stop_at: int | None = None) -> tuple[nn.Module, Bound]:
     """The whole plan on the network; where it stops, a new process goes on with what was saved."""
     model = network()
-    optimizer = begin(method, model, plan)
-    advance(method, model, optimizer, fitting, range(plan.steps if stop_at is None else stop_at))
+    bound = begin(method, model, plan)
+    advance(bound, fitting, range(plan.steps if stop_at is None else stop_at))
     if stop_at is not None:
-        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), method.state_dict()))
-        method, model = dataclasses.replace(method), network()
+        saved = copy.deepcopy((model.state_dict(), bound.optimizer.state_dict(), bound.state_dict()))
+        model = network()
         torch.manual_seed(99)
-        method.prepare(model)
+        bound = method.bind(model, plan)
         model.load_state_dict(saved[0])
-        optimizer = method.start(model, plan)
-        optimizer.load_state_dict(saved[1])
-        method.load_state_dict(saved[2])
-        advance(method, model, optimizer, fitting, range(stop_at, plan.steps))
-    method.finish(model)
-    return model, method
+        bound.start().load_state_dict(saved[1])
+        bound.load_state_dict(saved[2])
+        advance(bound, fitting, range(stop_at, plan.steps))
+    bound.finish()
+    return model, bound
 
 
 def plain(model: nn.Module) -> dict[str, Tensor]:

@@ -17,8 +17,7 @@ def plan(steps: int, lr: float = 0.05) -> Plan:
 
 def test_the_share_of_zeros_follows_the_cubic_law():
     method = GMP(strength=0.8, every=10)
-    begin(method, network(), plan(100))
-    changes = {step: method.zeros_at(step) for step in range(100) if method.zeros_at(step) is not None}
+    changes = {step: zeros for step in range(100) if (zeros := method.zeros_at(step, 100)) is not None}
     expected = {20 + 10 * i: 0.8 * (1 - (1 - i / 6) ** 3) for i in range(7)}
     assert changes == pytest.approx(expected)
     assert changes[20] == 0
@@ -28,8 +27,7 @@ def test_the_share_of_zeros_follows_the_cubic_law():
 
 def test_by_default_there_is_a_cut_every_hundredth_of_the_run():
     method = GMP(strength=0.8)
-    begin(method, network(), plan(1000))
-    changes = [step for step in range(1000) if method.zeros_at(step) is not None]
+    changes = [step for step in range(1000) if method.zeros_at(step, 1000) is not None]
     assert changes == list(range(200, 801, 10))
 
 
@@ -43,10 +41,10 @@ def test_the_shortest_runs_reach_their_share(steps, end):
 
 def test_the_smallest_are_dropped_and_stay_dropped():
     method, model = GMP(strength=0.5, begin=0.0, end=0.5, every=1), line(0.4, -0.1, 0.3, 0.2)
-    optimizer = begin(method, model, plan(8, lr=0.0))
+    bound = begin(method, model, plan(8, lr=0.0))
     zeros = []
     for step in range(8):
-        advance(method, model, optimizer, slanted(1.0, 1.0, 1.0, 1.0), [step])
+        advance(bound, slanted(1.0, 1.0, 1.0, 1.0), [step])
         zeros.append((model.weight == 0).int().tolist()[0])
     # Shares 0, 0.289, 0.4375, 0.492 and 0.5 of four weights.
     assert zeros == [[0, 0, 0, 0], [0, 1, 0, 0]] + [[0, 1, 0, 1]] * 6
@@ -54,23 +52,23 @@ def test_the_smallest_are_dropped_and_stay_dropped():
 
 def test_masks_only_shrink():
     method, model = GMP(strength=0.9), network()
-    optimizer = begin(method, model, plan(50))
-    before = method.masks
+    bound = begin(method, model, plan(50))
+    before = bound.masks
     for step in range(50):
-        advance(method, model, optimizer, fitting, [step])
-        assert all(not (mask & ~before[name]).any() for name, mask in method.masks.items())
-        before = method.masks
+        advance(bound, fitting, [step])
+        assert all(not (mask & ~before[name]).any() for name, mask in bound.masks.items())
+        before = bound.masks
 
 
 def test_dropped_weights_do_not_return_where_others_became_zero_by_themselves():
     method = GMP(strength=0.5, on=ReWA(strength=0.01), begin=0.0, end=0.5, every=1)
     model = line(0.4, -0.1, 0.3, 0.2)
-    optimizer = begin(method, model, plan(8))
-    advance(method, model, optimizer, slanted(0.1, 0.1, 0.1, 0.1), range(2))
+    bound = begin(method, model, plan(8))
+    advance(bound, slanted(0.1, 0.1, 0.1, 0.1), range(2))
     assert model.weight[0, 1] == 0
     with torch.no_grad():
         model.weight[0, 2:] = 0.0
-    advance(method, model, optimizer, slanted(0.1, 0.1, 0.1, 0.1), range(2, 8))
+    advance(bound, slanted(0.1, 0.1, 0.1, 0.1), range(2, 8))
     assert model.weight[0, 1:].tolist() == [0.0, 0.0, 0.0]
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from methods.steps import advance, train
+from methods.steps import advance, begin, train
 from rewa.methods.adaptive_lasso import AdaptiveLasso
 from rewa.methods.dense import Dense
 from rewa.methods.ham import HAM
 from rewa.methods.l1 import L1, L1Subgradient
-from rewa.methods.method import Method, Plan
+from rewa.methods.method import Bound, Method, Plan
 from rewa.methods.rewa import ReWA, ReWAAdam, ReWAPair
 
 PLAN = Plan(learning_rates=(0.1, 0.2), steps_per_epoch=1, momentum=0.9, weight_decay=0.5)
@@ -94,8 +94,16 @@ def test_one_method_serves_in_many_runs():
     on = ReWA(K=3, M=1)
     sweep = [replace(HAM(on=on), strength=strength) for strength in (0.01, 0.02)]
     assert [ham.on.strength for ham in sweep] == [0.01, 0.02]
-    assert math.isnan(on.strength)
-    assert sweep[0].on.weights is not sweep[1].on.weights
+    assert on.strength is None
+    runs = [begin(sweep[0], linear(), PLAN) for _ in range(2)]
+    assert runs[0].on.weights is not runs[1].on.weights
+
+
+def test_the_strength_may_be_given_to_either_and_the_outer_one_decides():
+    given = HAM(on=ReWA(strength=0.03))
+    assert (given.strength, given.on.strength) == (0.03, 0.03)
+    assert replace(given, strength=0.5).on.strength == 0.5
+    assert HAM(on=Dense(strength=0.2)).strength is None
 
 
 def test_grids():
@@ -110,6 +118,7 @@ def test_settings_are_plain_values():
         "beta": 2.0,
         "bound": 1.0,
     }
+    assert HAM(strength=0.1, on=Dense(strength=0.2)).settings["on"] == {"name": "dense", "strength": 0.2}
     settings = json.loads(json.dumps(HAM(strength=0.1, on=ReWA(K=5)).settings, allow_nan=False))
     assert settings["on"] == {"name": "rewa", "K": 5, "M": 2, "eps": 0.0}
 
@@ -120,13 +129,13 @@ def test_the_other_method_plans_prepares_and_finishes():
     model = nn.Linear(4, 2)
     before = model.weight.detach().clone()
     ham = HAM(on=ReWAPair(K=3), strength=0.01)
-    ham.prepare(model)
+    bound = ham.bind(model, plan)
     assert parametrize.is_parametrized(model, "weight")
-    optimizer = ham.start(model, plan)
-    torch.testing.assert_close(ham.current()["weight"], before)
-    advance(ham, model, optimizer, lambda model: model.weight.sum(), range(2))
-    trained = ham.current()["weight"]
-    ham.finish(model)
+    bound.start()
+    torch.testing.assert_close(bound.current()["weight"], before)
+    advance(bound, lambda model: model.weight.sum(), range(2))
+    trained = bound.current()["weight"]
+    bound.finish()
     assert not parametrize.is_parametrized(model)
     assert torch.equal(model.weight.detach(), trained)
     assert not torch.allclose(trained, before)
@@ -135,20 +144,20 @@ def test_the_other_method_plans_prepares_and_finishes():
 def test_a_run_on_a_method_with_state_resumes_with_the_same_bits():
     plan = Plan(learning_rates=(0.05,) * 6, steps_per_epoch=1, momentum=0.9, weight_decay=0.1)
     model, method = linear(), HAM(on=AdaptiveLasso(), strength=0.2)
-    optimizer = method.start(model, plan)
-    advance(method, model, optimizer, slanted, range(4))
-    assert list(method.state_dict()["factors"]) == ["weight"]
-    other, resumed = linear(), HAM(on=AdaptiveLasso(), strength=0.2)
-    other_optimizer = resumed.start(other, plan)
+    bound = begin(method, model, plan)
+    advance(bound, slanted, range(4))
+    assert list(bound.state_dict()["factors"]) == ["weight"]
+    other = linear()
+    resumed = begin(method, other, plan)
     other.load_state_dict(model.state_dict())
-    other_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors it loads
-    resumed.load_state_dict(method.state_dict())
-    advance(method, model, optimizer, slanted, range(4, 6))
-    advance(resumed, other, other_optimizer, slanted, range(4, 6))
+    resumed.optimizer.load_state_dict(copy.deepcopy(bound.optimizer.state_dict()))  # torch shares the tensors it loads
+    resumed.load_state_dict(bound.state_dict())
+    advance(bound, slanted, range(4, 6))
+    advance(resumed, slanted, range(4, 6))
     assert torch.equal(other.weight, model.weight)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ridge(Method):
     """A penalty in the loss, for a method that does not shard and keeps some epochs."""
 
@@ -159,22 +168,26 @@ class Ridge(Method):
     def grid(self, plan):
         return (0.1,)
 
+    def _bound(self):
+        return BoundRidge
+
+
+class BoundRidge(Bound):
     def penalty(self) -> Tensor | None:
-        return sum((self.strength * (weight**2).sum() for weight in self.weights.values()), torch.zeros(()))
+        return sum((self.method.strength * (weight**2).sum() for weight in self.weights.values()), torch.zeros(()))
 
 
 def test_it_answers_for_the_other_method():
     ham = HAM(on=Ridge(), strength=0.5)
     assert (ham.finetune_share, ham.shards, ham.strength_is) == (0.3, False, "ridge")
     assert (HAM().finetune_share, HAM().shards, HAM().strength_is) == (0.0, True, "shrinkage beta")
-    ham.start(linear(), PLAN)
-    penalty = ham.penalty()
+    penalty = begin(ham, linear(), PLAN).penalty()
     assert penalty is not None
     assert penalty.item() == pytest.approx(0.5 * float((START**2).sum()))
-    assert HAM().penalty() is None
+    assert begin(HAM(), linear(), PLAN).penalty() is None
     l1 = HAM(on=L1(), strength=0.5)
-    l1.start(linear(), PLAN)
-    assert l1.weight_decay() == 0.0
+    assert l1.weight_decay(PLAN) == 0.0
+    assert begin(l1, linear(), PLAN).optimizer.param_groups[0]["weight_decay"] == 0.0
 
 
 def test_a_logistic_model_learns_and_what_is_not_needed_fades():
@@ -208,4 +221,4 @@ def test_what_is_no_setting_raises(settings: dict[str, Any]):
 def test_a_strength_must_be_chosen():
     for strength in (math.nan, -1.0, math.inf):
         with pytest.raises(ValueError, match=f"Invalid strength: {strength}"):
-            HAM(strength=strength).start(linear(), PLAN)
+            begin(HAM(strength=strength), linear(), PLAN)

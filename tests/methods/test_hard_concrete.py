@@ -24,17 +24,17 @@ def logits(model) -> dict[str, torch.Tensor]:
 
 
 def with_logits(method, *values: float, plan=PLAN):
-    """A layer with weights 1, 2, ... whose gates have these logits."""
+    """The method at work on a layer with weights 1, 2, ... whose gates have these logits."""
     model = line(*range(1, 1 + len(values)))
-    optimizer = begin(method, model, plan)
+    bound = begin(method, model, plan)
     with torch.no_grad():
         next(iter(logits(model).values())).copy_(torch.tensor([values]))
-    return model, optimizer
+    return bound
 
 
 def test_gates_of_training_and_of_evaluation_by_hand():
     values = (-4.0, -0.5, 0.0, 1.0, 6.0)
-    model, _ = with_logits(HardConcrete(strength=0.1), *values)
+    model = with_logits(HardConcrete(strength=0.1), *values).model
     torch.manual_seed(7)
     weight = model.weight
     torch.manual_seed(7)
@@ -49,12 +49,11 @@ def test_gates_of_training_and_of_evaluation_by_hand():
 
 
 def test_penalty_is_the_expected_number_of_open_gates():
-    method = HardConcrete(strength=0.25)
-    with_logits(method, -4.0, 0.0, 1.0)
+    bound = with_logits(HardConcrete(strength=0.25), -4.0, 0.0, 1.0)
     expected = sum(sigmoid(a - SHIFT) for a in (-4.0, 0.0, 1.0))
-    assert method.penalty().item() == pytest.approx(0.25 * expected)
+    assert bound.penalty().item() == pytest.approx(0.25 * expected)
     # It is the probability that a gate of training is not zero.
-    form = method.forms()[0]
+    form = bound.forms()[0]
     with torch.no_grad():
         form.log_alpha = torch.nn.Parameter(form.log_alpha.expand(20000, 3))
         drawn = form(torch.ones(20000, 3))
@@ -63,8 +62,8 @@ def test_penalty_is_the_expected_number_of_open_gates():
 
 def test_one_step_by_hand():
     method = HardConcrete(strength=0.3, gate_time=2.0)  # the rates sum to 0.1: the gates' are 20 times the weights'
-    model, optimizer = with_logits(method, -5.0, plan=Plan(learning_rates=(0.1,), steps_per_epoch=1, weight_decay=0.5))
-    advance(method, model, optimizer, slanted(1.5), [0])
+    bound = with_logits(method, -5.0, plan=Plan(learning_rates=(0.1,), steps_per_epoch=1, weight_decay=0.5))
+    advance(bound, slanted(1.5), [0])
     torch.manual_seed(0)
     u = torch.rand(1, 1).item()
     s = sigmoid((math.log(u / (1 - u)) - 5.0) * 1.5)
@@ -72,13 +71,13 @@ def test_one_step_by_hand():
     assert 0 < z < 1
     open_probability = sigmoid(-5.0 - SHIFT)
     slope = 1.5 * 1.0 * 1.2 * s * (1 - s) * 1.5 + 0.3 * open_probability * (1 - open_probability)
-    assert next(iter(logits(model).values())).item() == pytest.approx(-5.0 - 2.0 * slope)
-    assert method.weights["parametrizations.weight.original"].item() == pytest.approx(1.0 - 0.1 * (1.5 * z + 0.5))
+    assert next(iter(logits(bound.model).values())).item() == pytest.approx(-5.0 - 2.0 * slope)
+    assert bound.weights["parametrizations.weight.original"].item() == pytest.approx(1.0 - 0.1 * (1.5 * z + 0.5))
 
 
 def test_gates_start_at_their_droprate():
     method, model = HardConcrete(strength=0.1, droprate_init=0.3), torch.nn.Linear(100, 100)
-    method.prepare(model)
+    method.bind(model, PLAN)
     values = next(iter(logits(model).values()))
     assert values.mean().item() == pytest.approx(math.log(7 / 3), abs=1e-3)
     assert values.std().item() == pytest.approx(0.01, rel=0.05)
@@ -107,22 +106,20 @@ def test_adamws_costs_are_its_own():
     ],
 )
 def test_gates_have_their_own_time(plan, scale):
-    optimizer = begin(HardConcrete(strength=0.1), network(), plan)
-    scales = [
-        (group.get("lr_scale"), all("log_alpha" in name for name in group["param_names"])) for group in optimizer.param_groups
-    ]
+    bound = begin(HardConcrete(strength=0.1), network(), plan)
+    groups = bound.optimizer.param_groups
+    scales = [(group.get("lr_scale"), all("log_alpha" in name for name in group["param_names"])) for group in groups]
     assert scales == [(None, False), (pytest.approx(scale), True), (None, False)]
 
 
 def test_looking_at_the_weights_draws_nothing_and_changes_no_mode():
-    method = HardConcrete(strength=0.1)
-    model, _ = with_logits(method, -4.0, 0.0, 1.0)
+    bound = with_logits(HardConcrete(strength=0.1), -4.0, 0.0, 1.0)
     state = torch.get_rng_state()
-    first, second = method.current()["weight"], method.current()["weight"]
+    first, second = bound.current()["weight"], bound.current()["weight"]
     assert torch.equal(first, second)
     assert first[0, 0] == 0
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(module.training for module in model.modules())
+    assert all(module.training for module in bound.model.modules())
 
 
 def test_a_run_closes_gates_and_leaves_exact_zeros():

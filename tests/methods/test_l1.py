@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from methods.steps import advance, train
+from methods.steps import advance, begin, train
 from rewa.methods.l1 import L1, L1Subgradient
 from rewa.methods.method import Method, Plan
 
@@ -53,13 +53,13 @@ def test_proximal_steps_by_hand():
 def test_subgradient_steps_by_hand():
     model = linear()
     method = L1Subgradient(strength=0.5)
-    optimizer = method.start(model, PLAN)
-    advance(method, model, optimizer, slanted, range(1))
+    bound = begin(method, model, PLAN)
+    advance(bound, slanted, range(1))
     first = torch.tensor([[1.5, -2.5, 0.5]])  # gradient and 0.5 * sign(x)
     torch.testing.assert_close(model.weight.grad, first)
     x = torch.tensor([[0.5, -0.3, 0.04]]) - 0.1 * first
     torch.testing.assert_close(model.weight.detach(), x)
-    advance(method, model, optimizer, slanted, range(1, 2))
+    advance(bound, slanted, range(1, 2))
     second = 0.9 * first + SLOPES + 0.5 * x.sign()
     torch.testing.assert_close(model.weight.detach(), x - 0.2 * second)
     assert model.bias.item() == pytest.approx(0.25 - 0.1 - 0.38)
@@ -69,8 +69,8 @@ def test_subgradient_steps_by_hand():
 def test_a_weight_without_gradient_gets_the_penalty_alone():
     model = linear()
     method = L1Subgradient(strength=0.5)
-    method.start(model, PLAN)
-    method.before_step(0)
+    bound = begin(method, model, PLAN)
+    bound.before_step(0)
     torch.testing.assert_close(model.weight.grad, 0.5 * torch.tensor([[1.0, -1.0, 1.0]]))
 
 
@@ -129,4 +129,4 @@ def test_a_logistic_model_ends_with_the_true_features_and_exact_zeros():
 @pytest.mark.parametrize("make", [L1, L1Subgradient])
 def test_a_strength_must_be_chosen(make: type[Method], strength: float):
     with pytest.raises(ValueError, match="Invalid strength"):
-        make(strength=strength).start(linear(), PLAN)
+        begin(make(strength=strength), linear(), PLAN)

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from methods.steps import advance, begin, line, plain, run, slanted
 from rewa.cutting import global_masks, largest
+from rewa.methods import make
 from rewa.methods.acdc import ACDC
 from rewa.methods.dense import Dense
 from rewa.methods.gmp import GMP
-from rewa.methods.masks import Masked
+from rewa.methods.ham import HAM
+from rewa.methods.masks import BoundMasked, Masked
 from rewa.methods.method import Plan
 from rewa.methods.rewa import ReWA, ReWAAdam
 from rewa.methods.rigl import RigL
@@ -27,7 +29,7 @@ PLAN = Plan(learning_rates=(0.05,) * 40, steps_per_epoch=4, momentum=0.9, weight
 ADAM = Plan(learning_rates=(0.01,) * 40, steps_per_epoch=4, optimizer="adamw")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Script(Masked):
     """Puts given masks at given steps."""
 
@@ -36,11 +38,18 @@ class Script(Masked):
     forward: dict[int, list[bool]] = field(default_factory=dict)
     backward: dict[int, list[bool]] = field(default_factory=dict)
 
+    def _bound(self):
+        return BoundScript
+
+
+class BoundScript(BoundMasked):
     def masks_before_forward(self, step):
-        return {"weight": torch.tensor([self.forward[step]])} if step in self.forward else None
+        masks = self.method.forward
+        return {"weight": torch.tensor([masks[step]])} if step in masks else None
 
     def masks_before_step(self, step):
-        return {"weight": torch.tensor([self.backward[step]])} if step in self.backward else None
+        masks = self.method.backward
+        return {"weight": torch.tensor([masks[step]])} if step in masks else None
 
 
 def momentum_of(optimizer, param) -> Tensor:
@@ -98,42 +107,46 @@ def test_a_masked_step_by_hand():
     plan = Plan(learning_rates=(0.1,) * 3, steps_per_epoch=1, momentum=0.5, weight_decay=0.2)
     method = Script(strength=0.5, forward={1: [True, False]})
     model = line(1.0, 2.0)
-    optimizer = begin(method, model, plan)
-    advance(method, model, optimizer, slanted(3.0, 4.0), [0])
+    bound = begin(method, model, plan)
+    advance(bound, slanted(3.0, 4.0), [0])
     first = 1.0 - 0.1 * (3 + 0.2)
     assert model.weight.tolist() == [pytest.approx([first, 2.0 - 0.1 * (4 + 0.4)])]
-    advance(method, model, optimizer, slanted(3.0, 4.0), [1])
+    advance(bound, slanted(3.0, 4.0), [1])
     # Dense training's own second step for the first weight; the second is zero, without gradient or momentum.
     assert model.weight.tolist() == [[pytest.approx(first - 0.1 * (0.5 * 3.2 + 3 + 0.2 * first)), 0.0]]
     assert model.weight.grad.tolist() == [[3.0, 0.0]]
-    assert momentum_of(optimizer, model.weight)[0, 1] == 0
-    advance(method, model, optimizer, slanted(3.0, 4.0), [2])
+    assert momentum_of(bound.optimizer, model.weight)[0, 1] == 0
+    advance(bound, slanted(3.0, 4.0), [2])
     assert model.weight[0, 1] == 0
-    assert momentum_of(optimizer, model.weight)[0, 1] == 0
+    assert momentum_of(bound.optimizer, model.weight)[0, 1] == 0
 
 
 @pytest.mark.parametrize("plan", [PLAN, ADAM], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("on", [Dense(), ReWA(strength=0.05)], ids=["dense", "rewa"])
 def test_no_momentum_builds_up_behind_a_mask(on, plan):
     method, model = Script(strength=0.5, on=on, forward={3: [True, False, True]}), line(0.5, 0.5, 0.5)
-    optimizer = begin(method, model, plan)
-    advance(method, model, optimizer, slanted(-1.0, -1.0, 1.0), range(3))
-    assert (momentum_of(optimizer, model.weight) != 0).all()
-    advance(method, model, optimizer, slanted(-1.0, -1.0, 1.0), range(3, 10))
-    assert momentum_of(optimizer, model.weight)[0, 1] == 0
+    bound = begin(method, model, plan)
+    advance(bound, slanted(-1.0, -1.0, 1.0), range(3))
+    assert (momentum_of(bound.optimizer, model.weight) != 0).all()
+    advance(bound, slanted(-1.0, -1.0, 1.0), range(3, 10))
+    assert momentum_of(bound.optimizer, model.weight)[0, 1] == 0
     assert model.weight[0, 1] == 0
     assert (model.weight[0, [0, 2]] != 0).all()
 
 
 def test_the_first_masks_are_put_at_the_first_step_not_at_the_start():
-    class Half(Script):
+    class BoundHalf(BoundScript):
         def first_masks(self):
             return {"weight": torch.tensor([[True, False]])}
 
+    class Half(Script):
+        def _bound(self):
+            return BoundHalf
+
     method, model = Half(strength=0.5), line(1.0, 2.0)
-    begin(method, model, PLAN)
+    bound = begin(method, model, PLAN)
     assert model.weight.tolist() == [[1.0, 2.0]]
-    method.before_forward(0)
+    bound.before_forward(0)
     assert model.weight.tolist() == [[1.0, 0.0]]
 
 
@@ -144,10 +157,10 @@ def test_a_weight_returns_at_zero_in_dense_training_and_moves_with_the_next_grad
     plan = Plan(learning_rates=(0.1,) * 3, steps_per_epoch=1)
     method = Script(strength=0.5, forward={0: [True, False]}, backward={1: [True, True]})
     model = line(1.0, 2.0)
-    optimizer = begin(method, model, plan)
-    advance(method, model, optimizer, slanted(0.0, 4.0), [0, 1])
+    bound = begin(method, model, plan)
+    advance(bound, slanted(0.0, 4.0), [0, 1])
     assert model.weight.tolist() == [[1.0, 0.0]]
-    advance(method, model, optimizer, slanted(0.0, 4.0), [2])
+    advance(bound, slanted(0.0, 4.0), [2])
     assert model.weight.tolist() == [[1.0, pytest.approx(-0.4)]]
 
 
@@ -161,16 +174,16 @@ def test_a_weight_returns_under_rewa_against_its_gradient_and_grows_by_the_growt
     u = size ** (1 / K)
     bar = lam * u ** (1 - M)  # |g| u^(M-1) = lam
     loss = slanted(0.0, 1.01 * bar, -1.01 * bar, 0.99 * bar, -0.99 * bar)
-    optimizer = begin(method, model, plan)
-    advance(method, model, optimizer, loss, [0])
+    bound = begin(method, model, plan)
+    advance(bound, loss, [0])
     assert model.weight[0, 1:].tolist() == [0.0] * 4
-    advance(method, model, optimizer, loss, [1])
+    advance(bound, loss, [1])
     # In this step the decay acts and the gradient does not: y = u (1 - lr lam).
     returned = (u * (1 - lr * lam)) ** K
     assert model.weight[0, 1:].tolist() == pytest.approx([-returned, returned, -returned, returned])
     with torch.no_grad():
         model.weight[0, 1:] *= (1 - lr * lam) ** -K  # back at the size the condition was stated for
-    advance(method, model, optimizer, loss, [2])
+    advance(bound, loss, [2])
     y = [u + lr * (factor * bar * u**M - lam * u) for factor in (1.01, 1.01, 0.99, 0.99)]
     assert y[0] > u > y[2]
     signed = [-y[0], y[1], -y[2], y[3]]
@@ -180,24 +193,26 @@ def test_a_weight_returns_under_rewa_against_its_gradient_and_grows_by_the_growt
 def test_without_help_a_weight_at_zero_stays_there_under_rewa():
     model = line(1.0, 0.0)
     method = ReWA(strength=0.01)
-    advance(method, model, begin(method, model, PLAN), slanted(1.0, 100.0), range(20))
+    bound = begin(method, model, PLAN)
+    advance(bound, slanted(1.0, 100.0), range(20))
     assert model.weight[0, 1] == 0
 
 
 def test_a_weight_without_gradient_returns_with_a_sign_all_the_same():
     method = Script(strength=0.5, on=ReWA(strength=0.01), forward={0: [True, False]}, backward={1: [True, True]})
     model = line(1.0, 1.0)
-    advance(method, model, begin(method, model, PLAN), slanted(1.0, 0.0), [0, 1])
+    bound = begin(method, model, PLAN)
+    advance(bound, slanted(1.0, 0.0), [0, 1])
     assert model.weight[0, 1] > 0
 
 
 def test_where_zero_is_no_trap_a_weight_returns_at_zero_under_rewa_too():
     method = Script(strength=0.5, on=ReWA(strength=0.01, M=0), forward={0: [True, False]}, backward={1: [True, True]})
     model = line(1.0, 1.0)
-    optimizer = begin(method, model, PLAN)
-    advance(method, model, optimizer, slanted(1.0, 1.0), [0, 1])
+    bound = begin(method, model, PLAN)
+    advance(bound, slanted(1.0, 1.0), [0, 1])
     assert model.weight[0, 1] == 0
-    advance(method, model, optimizer, slanted(1.0, 1.0), [2])
+    advance(bound, slanted(1.0, 1.0), [2])
     assert model.weight[0, 1] < 0
 
 
@@ -211,14 +226,14 @@ each = pytest.mark.parametrize("method", ALL, ids=lambda m: f"{m.label}-{getattr
 @pytest.mark.parametrize("plan", [PLAN, ADAM], ids=["sgd", "adamw"])
 def test_the_share_of_zeros_is_exact_and_a_new_process_goes_on_bit_for_bit(method, plan):
     plan = method.planned(plan)
-    straight, done = run(dataclasses.replace(method), plan)
+    straight, done = run(method, plan)
     weights = {name: value for name, value in plain(straight).items() if name in done.masks}
     total = sum(value.numel() for value in weights.values())
     assert sum(int(mask.sum()) for mask in done.masks.values()) == total - round(0.8 * total)
     assert all((value[~done.masks[name]] == 0).all() for name, value in weights.items())
     assert all((value[done.masks[name]] != 0).any() for name, value in weights.items())
     for stop_at in (5, 19, 33):
-        resumed, _ = run(dataclasses.replace(method), plan, stop_at=stop_at)
+        resumed, _ = run(method, plan, stop_at=stop_at)
         assert all(torch.equal(straight.get_parameter(name), value) for name, value in plain(resumed).items())
 
 
@@ -228,44 +243,45 @@ def test_settings_are_plain_values_and_the_methods_do_not_share_state(method):
     assert settings["on"]["name"] == method.on.name
     assert settings["on"]["strength"] is None
     assert "strength" not in settings
-    copied = dataclasses.replace(method)
-    begin(copied, line(0.3, 0.2, 0.1, -0.1, -0.2), copied.planned(PLAN))
-    assert math.isnan(method.on.strength)
+    bound = begin(method, line(0.3, 0.2, 0.1, -0.1, -0.2), method.planned(PLAN))
+    assert method.on.strength is None
     if not isinstance(method.on, Dense):
-        assert copied.on.strength == method.on.grid(copied.plan)[1] == copied.settings["on"]["strength"]
+        chosen = method.on.grid(bound.plan)[1]
+        assert bound.on.method.strength == chosen == bound.method.settings["on"]["strength"]
 
 
 def test_the_strength_of_the_other_method_can_be_set_and_is_chosen_for_the_run():
-    assert GMP(strength=0.5, on=ReWA(K=3), on_strength=0.2).on.strength == 0.2
-    assert dataclasses.replace(GMP(on=ReWA(), on_strength=0.2), strength=0.7).settings["on"]["strength"] == 0.2
-    optimizer = begin(GMP(strength=0.5, on_strength=0.3), line(1.0, 2.0), PLAN)
-    assert optimizer.param_groups[0]["weight_decay"] == 0.3
+    assert GMP(strength=0.5, on=ReWA(K=3)).changed({"on_strength": 0.2}).on.strength == 0.2
+    assert make("rewa+gmp", strength=0.5, on_strength=0.2).on.strength == 0.2
+    assert dataclasses.replace(GMP(on=ReWA(strength=0.2)), strength=0.7).settings["on"]["strength"] == 0.2
+    bound = begin(GMP(strength=0.5, on=Dense(strength=0.3)), line(1.0, 2.0), PLAN)
+    assert bound.optimizer.param_groups[0]["weight_decay"] == 0.3
     method = GMP(on=ReWA(K=3))
     assert not method.settled
     assert not dataclasses.replace(method, strength=0.5).settled
     chosen = method.settle(PLAN)
     assert chosen.settled
     assert (chosen.strength, chosen.on.strength) == (0.95, ReWA(K=3).grid(PLAN)[1])
-    assert math.isnan(method.on.strength)
+    assert method.on.strength is None
     assert GMP(strength=0.5).settled
     assert GMP(strength=0.5, on=ReWA(strength=0.1)).settle(PLAN).on.strength == 0.1
     for strength in (-1.0, math.inf):
         with pytest.raises(ValueError, match="Invalid strength"):
-            GMP(strength=0.5, on=ReWA(), on_strength=strength).check()
+            GMP(strength=0.5, on=ReWA(strength=strength)).check()
 
 
 def test_state_holds_boolean_masks_and_refuses_those_of_another_model():
     method = GMP(strength=0.5)
-    begin(method, line(1.0, 2.0), PLAN)
-    state = method.state_dict()
+    bound = begin(method, line(1.0, 2.0), PLAN)
+    state = bound.state_dict()
     assert state["masks"]["weight"].dtype == torch.bool
     with pytest.raises(ValueError, match=r"masks for other weights than the model \('other'\)"):
-        method.load_state_dict({**state, "masks": {"weight": state["masks"]["weight"], "other": state["masks"]["weight"]}})
+        bound.load_state_dict({**state, "masks": {"weight": state["masks"]["weight"], "other": state["masks"]["weight"]}})
 
 
 def test_the_recipes_decay_is_that_of_dense_training_below_a_mask():
-    optimizer = begin(GMP(strength=0.5), line(1.0, 2.0), PLAN)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.0]
+    bound = begin(GMP(strength=0.5), line(1.0, 2.0), PLAN)
+    assert [group["weight_decay"] for group in bound.optimizer.param_groups] == [0.01, 0.0]
 
 
 @pytest.mark.parametrize("strength", [math.nan, -0.1, 1.0])
@@ -276,5 +292,6 @@ def test_a_share_outside_is_refused(strength):
 
 @pytest.mark.parametrize("on", [Spred(), GMP()], ids=["spred", "gmp"])
 def test_what_does_not_train_the_weights_themselves_is_refused(on):
-    with pytest.raises(ValueError, match=f"rigl cannot stand on {on.name}"):
-        RigL(on=on)
+    for wrapped in (on, HAM(on=on), HAM(on=HAM(on=on))):
+        with pytest.raises(ValueError, match=f"rigl cannot wrap {on.name}"):
+            RigL(on=wrapped)

@@ -34,16 +34,16 @@ each = pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.n
 
 @each
 def test_finish_leaves_plain_weights_and_the_same_outputs(method):
-    method, model = dataclasses.replace(method), network()
+    model = network()
     names = [name for name, _ in model.named_parameters()]
-    optimizer = begin(method, model, PLAN)
-    advance(method, model, optimizer, fitting, range(PLAN.steps))
-    X, current = torch.randn(7, 6), method.current()
+    bound = begin(method, model, PLAN)
+    advance(bound, fitting, range(PLAN.steps))
+    X, current = torch.randn(7, 6), bound.current()
     model.eval()
     outputs = model(X).detach()
     model.train()
     with torch.no_grad():
-        method.finish(model)
+        bound.finish()
     assert sorted(plain(model)) == sorted(names)
     assert type(model[0]) is nn.Linear
     assert model.training
@@ -55,21 +55,21 @@ def test_finish_leaves_plain_weights_and_the_same_outputs(method):
 
 @each
 def test_a_new_process_goes_on_bit_for_bit(method):
-    straight, _ = run(dataclasses.replace(method), PLAN)
-    resumed, _ = run(dataclasses.replace(method), PLAN, stop_at=5)
+    straight, _ = run(method, PLAN)
+    resumed, _ = run(method, PLAN, stop_at=5)
     assert all(torch.equal(straight.get_parameter(name), value) for name, value in plain(resumed).items())
 
 
 @each
-def test_a_copy_can_be_finished_without_being_started(method):
-    method, model = dataclasses.replace(method), network()
-    optimizer = begin(method, model, PLAN)
-    advance(method, model, optimizer, fitting, range(3))
-    copied, other = dataclasses.replace(method), network()
-    copied.prepare(other)
+def test_a_model_can_be_finished_without_being_started(method):
+    model = network()
+    bound = begin(method, model, PLAN)
+    advance(bound, fitting, range(3))
+    other = network()
+    unstarted = method.bind(other, PLAN)
     other.load_state_dict(model.state_dict())
-    copied.finish(other)
-    assert all(torch.equal(plain(other)[name], value) for name, value in method.current().items())
+    unstarted.finish()
+    assert all(torch.equal(plain(other)[name], value) for name, value in bound.current().items())
 
 
 @each
@@ -101,12 +101,12 @@ def test_every_parameter_is_in_one_group_with_its_decay():
         def form(self, weight):
             return Offset()
 
-        def form_settings(self):
+        def form_settings(self, plan):
             return {"weight_decay": 0.3, "lr_scale": 5.0}
 
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
-    optimizer = begin(Method(), model, PLAN)
-    groups = [(group["param_names"], group["weight_decay"], group.get("lr_scale")) for group in optimizer.param_groups]
+    bound = begin(Method(strength=0.1), model, PLAN)
+    groups = [(group["param_names"], group["weight_decay"], group.get("lr_scale")) for group in bound.optimizer.param_groups]
     assert groups == [
         (["0.parametrizations.weight.original"], 0.01, None),
         (["0.parametrizations.weight.0.offset"], 0.3, 5.0),
@@ -118,15 +118,15 @@ def test_a_shared_weight_is_refused_before_anything_changes():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     with pytest.raises(ValueError, match=r"'1.weight' and '0.weight' are one shared weight"):
-        Spred(strength=0.1).prepare(model)
+        Spred(strength=0.1).bind(model, PLAN)
     assert model[1].weight is model[0].weight
 
 
 def test_the_weight_of_a_single_layer_has_no_owner_in_its_name():
     model = line(0.5, -0.3)
     method = Spred(strength=0.1)
-    begin(method, model, PLAN)
-    assert torch.allclose(method.current()["weight"], torch.tensor([[0.5, -0.3]]))
+    bound = begin(method, model, PLAN)
+    assert torch.allclose(bound.current()["weight"], torch.tensor([[0.5, -0.3]]))
 
 
 # ----------------------------------------------------------------------------------------------------------------- grids

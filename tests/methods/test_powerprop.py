@@ -14,9 +14,10 @@ from rewa.methods.powerprop import PowerPropagation
 def test_one_step_by_hand():
     plan = Plan(learning_rates=(0.1,), steps_per_epoch=1)
     method, model = PowerPropagation(strength=0.5), line(0.25, -0.09)
-    advance(method, model, begin(method, model, plan), slanted(2.0, -1.0), [0])
+    bound = begin(method, model, plan)
+    advance(bound, slanted(2.0, -1.0), [0])
     # w = 0.5: w - 0.1 (2 * 0.5 * 2 + 0.5 * 0.5) = 0.275. w = -0.3: w - 0.1 (2 * 0.3 * -1 + 0.5 * -0.3) = -0.225.
-    method.finish(model)
+    bound.finish()
     assert model.weight.tolist() == [pytest.approx([0.275**2, -(0.225**2)])]
 
 
@@ -39,9 +40,9 @@ def test_gradient_is_the_derivative_and_zero_at_zero(alpha):
 
 def test_starts_at_the_weights_of_the_model():
     method, model = PowerPropagation(strength=0.0, alpha=3.0), network()
-    method.prepare(model)
+    bound = method.bind(model, Plan(learning_rates=(0.1,), steps_per_epoch=1))
     first = dict(network().named_parameters())
-    assert all(torch.allclose(value, first[name], rtol=1e-13) for name, value in method.current().items())
+    assert all(torch.allclose(value, first[name], rtol=1e-13) for name, value in bound.current().items())
 
 
 def test_power_below_one_is_refused():

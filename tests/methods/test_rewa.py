@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from methods.steps import advance, line, slanted
+from methods.steps import advance, begin, line, slanted
 from rewa.methods.method import Plan
 from rewa.methods.rewa import AnnealedReWA, MatchedPair, ReWA, ReWAAdam, ReWAPair
 from rewa.optim.adamw import ReWAAdamW
@@ -23,8 +23,8 @@ def layer():
 
 def test_a_step_by_hand():
     model, method = layer(), ReWA(strength=0.01, K=3, M=1, eps=0.1)
-    optimizer = method.start(model, PLAN)
-    advance(method, model, optimizer, slanted(3.0, -6.0), [0])
+    bound = begin(method, model, PLAN)
+    advance(bound, slanted(3.0, -6.0), [0])
     expected = []
     for x, g in ((0.5, 3.0), (-0.2, -6.0)):
         y = math.copysign(abs(x) ** (1 / 3), x)
@@ -39,11 +39,11 @@ def test_annealed_steps_by_hand():
     """The gradient is divided by the step of a weight of the layer's first size, and K times the decay stays the same."""
     plan = Plan(learning_rates=(0.1,) * 4, steps_per_epoch=4)
     model, method = layer(), AnnealedReWA(strength=0.01, M=1.5, begin=0.25, end=0.75)
-    optimizer = method.start(model, plan)
+    bound = begin(method, model, plan)
     size = math.sqrt((0.5**2 + 0.2**2) / 2)
     weights = [0.5, -0.2]
     for step, (K, M) in enumerate([(1, 0), (1, 0), (1.5, 0.75), (2, 1.5)]):
-        advance(method, model, optimizer, slanted(0.3, -0.6), [step])
+        advance(bound, slanted(0.3, -0.6), [step])
         for index, g in enumerate((0.3, -0.6)):
             x = weights[index]
             y = math.copysign(abs(x) ** (1 / K), x)
@@ -55,19 +55,19 @@ def test_annealed_steps_by_hand():
 def test_annealed_on_adamw_keeps_adams_step():
     adam = Plan(learning_rates=(0.1,) * 10, steps_per_epoch=1, optimizer="adamw")
     method = AnnealedReWA(strength=0.1)
-    optimizer = method.start(layer(), adam)
-    assert isinstance(optimizer, ReWAAdamW)
-    method.before_forward(7)
-    assert [(group["K"], group["M"]) for group in optimizer.param_groups] == [(2, 1), (1, 0)]
+    bound = begin(method, layer(), adam)
+    assert isinstance(bound.optimizer, ReWAAdamW)
+    bound.before_forward(7)
+    assert [(group["K"], group["M"]) for group in bound.optimizer.param_groups] == [(2, 1), (1, 0)]
 
 
 def test_an_annealed_run_that_goes_on_anneals_the_groups_it_loaded():
     plan = Plan(learning_rates=(0.1,) * 10, steps_per_epoch=10)
     method = AnnealedReWA(strength=0.01)
-    optimizer = method.start(layer(), plan)
-    optimizer.load_state_dict(optimizer.state_dict())  # which puts new groups in the place of the old
-    method.before_forward(9)
-    assert [optimizer.param_groups[0][key] for key in ("K", "M")] == [2, 1]
+    bound = begin(method, layer(), plan)
+    bound.optimizer.load_state_dict(bound.optimizer.state_dict())  # which puts new groups in the place of the old
+    bound.before_forward(9)
+    assert [bound.optimizer.param_groups[0][key] for key in ("K", "M")] == [2, 1]
 
 
 def test_budgets_of_an_annealed_run():
@@ -83,9 +83,9 @@ def test_a_window_that_ends_before_it_begins_is_refused():
 
 
 def test_the_recipes_optimizer_decides_the_algorithm():
-    assert isinstance(ReWA(strength=0.1).start(layer(), PLAN), ReWASGD)
+    assert isinstance(begin(ReWA(strength=0.1), layer(), PLAN).optimizer, ReWASGD)
     adam = Plan(learning_rates=(0.1,), steps_per_epoch=1, optimizer="adamw")
-    assert isinstance(ReWA(strength=0.1).start(layer(), adam), ReWAAdamW)
+    assert isinstance(begin(ReWA(strength=0.1), layer(), adam).optimizer, ReWAAdamW)
 
 
 def test_algorithm_two_whatever_the_recipe():
@@ -93,7 +93,7 @@ def test_algorithm_two_whatever_the_recipe():
     planned = method.planned(Plan(learning_rates=(0.05, 0.1, 0.025), steps_per_epoch=1, momentum=0.9))
     assert planned.optimizer == "adamw"
     assert planned.learning_rates == pytest.approx((0.001, 0.002, 0.0005))
-    assert isinstance(method.start(layer(), planned), ReWAAdamW)
+    assert isinstance(begin(method, layer(), planned).optimizer, ReWAAdamW)
     own = Plan(learning_rates=(0.3,), steps_per_epoch=1, optimizer="adamw")
     assert method.planned(own) is own
 
@@ -120,46 +120,43 @@ def test_the_grid_is_a_grid_of_decay_budgets(optimizer, lr, expected, K, kind):
 
 def test_the_pair_by_hand():
     model, method = layer(), ReWAPair(strength=0.01, K=3, M=1, start_value=0.1)
-    method.prepare(model)
-    optimizer = method.start(model, PLAN)
-    assert method.current()["weight"].tolist()[0] == pytest.approx([0.5, -0.2])
-    advance(method, model, optimizer, slanted(3.0, -6.0), [0])
+    bound = begin(method, model, PLAN)
+    assert bound.current()["weight"].tolist()[0] == pytest.approx([0.5, -0.2])
+    advance(bound, slanted(3.0, -6.0), [0])
     expected = []
     for x, g in ((0.5, 3.0), (-0.2, -6.0)):
         u, v = ((max(sign * x, 0) + 0.1) ** (1 / 3) for sign in (1, -1))
         u -= 0.1 * (u * g + 0.01 * u)
         v -= 0.1 * (-v * g + 0.01 * v)
         expected.append(u**3 - v**3)
-    assert method.current()["weight"].tolist()[0] == pytest.approx(expected, rel=1e-9)
-    method.finish(model)
+    assert bound.current()["weight"].tolist()[0] == pytest.approx(expected, rel=1e-9)
+    bound.finish()
     assert type(model.weight) is nn.Parameter
     assert model.weight.tolist()[0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_matched_pair_by_hand():
     model, method = layer(), MatchedPair(strength=0.01)
-    method.prepare(model)
-    optimizer = method.start(model, PLAN)
-    for group in optimizer.param_groups:
+    bound = begin(method, model, PLAN)
+    for group in bound.optimizer.param_groups:
         group["lr"] = PLAN.learning_rates[0] * group["lr_scale"]  # as the loop does
-    advance(method, model, optimizer, slanted(3.0, -6.0), [0])
+    advance(bound, slanted(3.0, -6.0), [0])
     size = math.sqrt((0.5**2 + 0.2**2) / 2)
     rate = 1 / (2 * (2 * size + size))
-    assert optimizer.param_groups[-1]["lr_scale"] == pytest.approx(rate)
+    assert bound.optimizer.param_groups[-1]["lr_scale"] == pytest.approx(rate)
     expected = []
     for x, g in ((0.5, 3.0), (-0.2, -6.0)):
         u, v = (math.sqrt(max(sign * x, 0) + size) for sign in (1, -1))
         u -= 0.1 * rate * (u * g + 0.01 * u)
         v -= 0.1 * rate * (-v * g + 0.01 * v)
         expected.append(u**2 - v**2)
-    assert method.current()["weight"].tolist()[0] == pytest.approx(expected, rel=1e-9)
+    assert bound.current()["weight"].tolist()[0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_on_adamw_the_matched_pair_is_the_pair_with_a_start_of_its_size():
     plan = replace(PLAN, optimizer="adamw")
     model, method = layer(), MatchedPair(strength=0.01)
-    method.prepare(model)
-    optimizer = method.start(model, plan)
-    assert isinstance(optimizer, torch.optim.AdamW)
-    assert not any("lr_scale" in group for group in optimizer.param_groups)
+    bound = begin(method, model, plan)
+    assert isinstance(bound.optimizer, torch.optim.AdamW)
+    assert not any("lr_scale" in group for group in bound.optimizer.param_groups)
     assert MatchedPair().grid(plan) == ReWAPair(K=2).grid(plan)

@@ -10,16 +10,16 @@ import torch
 from methods.steps import advance, begin, fitting, line, network, plain, run, slanted
 from rewa.methods.method import Plan
 from rewa.methods.rewa import ReWA
-from rewa.methods.rigl import RigL, erdos_renyi_kernel
+from rewa.methods.rigl import BoundRigL, RigL, erdos_renyi_kernel
 
 
 def plan(steps: int, lr: float = 0.05) -> Plan:
     return Plan(learning_rates=(lr,) * steps, steps_per_epoch=4, momentum=0.9)
 
 
-def fixed(method: RigL, *mask: bool) -> None:
+def fixed(bound: BoundRigL, *mask: bool) -> None:
     """Start from this mask of a single layer, in the place of a random one."""
-    method.masks = {"weight": torch.tensor([mask])}
+    bound.masks = {"weight": torch.tensor([mask])}
 
 
 # -------------------------------------------------------------------------------------------------------------- densities
@@ -59,10 +59,10 @@ def test_no_layer_is_left_without_a_connection():
     assert erdos_renyi_kernel([(200, 300), (3, 3), (100, 100)], 20 / 70009) == [13, 1, 6]
     assert erdos_renyi_kernel([(200, 300), (3, 3), (100, 100)], 1 / 70009) == [1, 1, 1]
     method, model = RigL(strength=0.999, every=1), network()
-    optimizer = begin(method, model, plan(20))
+    bound = begin(method, model, plan(20))
     for step in range(20):
-        advance(method, model, optimizer, fitting, [step])
-        assert [int(mask.sum()) for mask in method.masks.values()] == [1, 1, 1]
+        advance(bound, fitting, [step])
+        assert [int(mask.sum()) for mask in bound.masks.values()] == [1, 1, 1]
 
 
 def test_first_masks_are_random_by_torchs_seed_and_leave_the_share():
@@ -70,8 +70,8 @@ def test_first_masks_are_random_by_torchs_seed_and_leave_the_share():
     for seed in (4, 4, 5):
         method, model = RigL(strength=0.9), torch.nn.Sequential(torch.nn.Linear(60, 50), torch.nn.Linear(50, 40))
         torch.manual_seed(seed)
-        begin(method, model, plan(10))
-        masks.append(torch.cat([mask.flatten() for mask in method.masks.values()]))
+        bound = begin(method, model, plan(10))
+        masks.append(torch.cat([mask.flatten() for mask in bound.masks.values()]))
     assert torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2])
     assert int(masks[0].sum()) == 500
@@ -82,8 +82,7 @@ def test_first_masks_are_random_by_torchs_seed_and_leave_the_share():
 
 def test_the_share_that_moves_falls_as_a_cosine():
     method = RigL(strength=0.5)
-    begin(method, network(), plan(1000))
-    shares = {step: method.moving_share(step) for step in range(1000) if method.moving_share(step) is not None}
+    shares = {step: share for step in range(1000) if (share := method.moving_share(step, 1000)) is not None}
     assert list(shares) == list(range(25, 750, 25))
     assert shares[25] == pytest.approx(0.15 * (1 + math.cos(math.pi * 25 / 750)))
     assert shares[375] == pytest.approx(0.15)
@@ -92,21 +91,21 @@ def test_the_share_that_moves_falls_as_a_cosine():
 def test_one_exchange_by_hand():
     method = RigL(strength=0.5, alpha=1.0, stop=1.0, every=2)
     model = line(0.4, -0.1, 0.3, 0.2, 9.0, 9.0, 9.0, 9.0)
-    optimizer = begin(method, model, plan(4, lr=0.01))
-    fixed(method, True, True, True, True, False, False, False, False)
+    bound = begin(method, model, plan(4, lr=0.01))
+    fixed(bound, True, True, True, True, False, False, False, False)
     loss = slanted(0.0, 0.3, 0.0, -0.1, 0.2, -0.5, 0.05, 0.1)
-    advance(method, model, optimizer, loss, [0, 1])
+    advance(bound, loss, [0, 1])
     assert model.weight[0, 4:].tolist() == [0.0] * 4
     kept = model.weight.detach().clone()
-    advance(method, model, optimizer, loss, [2])
+    advance(bound, loss, [2])
     # Half of the four move: -0.1 and 0.2 are dropped; the largest gradients are then -0.5 and that of -0.1 itself.
-    assert method.masks["weight"].int().tolist() == [[1, 1, 1, 0, 0, 1, 0, 0]]
+    assert bound.masks["weight"].int().tolist() == [[1, 1, 1, 0, 0, 1, 0, 0]]
     assert model.weight[0, [0, 2]].tolist() == kept[0, [0, 2]].tolist()
     # Dropped and gained at once, it goes on with its value and its momentum; the new one waits at zero.
     momentum = 0.3 * (1 + 0.9 + 0.81)
     assert model.weight[0, 1].item() == pytest.approx(kept[0, 1].item() - 0.01 * momentum)
     assert model.weight[0, 3:].tolist() == [0.0] * 5
-    advance(method, model, optimizer, loss, [3])
+    advance(bound, loss, [3])
     assert model.weight[0, 5].item() == pytest.approx(0.01 * 0.5)
 
 
@@ -114,43 +113,43 @@ def test_one_exchange_by_hand():
 def test_every_layer_keeps_its_number_of_connections(on):
     method = RigL(strength=0.7, every=2) if on is None else RigL(strength=0.7, every=2, on=on)
     model = network()
-    optimizer = begin(method, model, plan(60))
-    counts = {name: int(mask.sum()) for name, mask in method.masks.items()}
+    bound = begin(method, model, plan(60))
+    counts = {name: int(mask.sum()) for name, mask in bound.masks.items()}
     assert sum(counts.values()) == 98 - round(0.7 * 98)
-    first, changed = method.masks, 0
+    first, changed = bound.masks, 0
     for step in range(60):
-        before = method.masks
-        advance(method, model, optimizer, fitting, [step])
-        assert {name: int(mask.sum()) for name, mask in method.masks.items()} == counts
-        moved = any(not torch.equal(mask, before[name]) for name, mask in method.masks.items())
+        before = bound.masks
+        advance(bound, fitting, [step])
+        assert {name: int(mask.sum()) for name, mask in bound.masks.items()} == counts
+        moved = any(not torch.equal(mask, before[name]) for name, mask in bound.masks.items())
         assert not moved or (step % 2 == 0 and 0 < step < 45)
         changed += moved
     assert changed > 5
-    assert any(not torch.equal(mask, first[name]) for name, mask in method.masks.items())
+    assert any(not torch.equal(mask, first[name]) for name, mask in bound.masks.items())
 
 
 def test_an_overflowed_gradient_costs_no_connection():
     method = RigL(strength=0.5, alpha=1.0, stop=1.0, every=1)
     model = line(0.4, 0.3, 0.5, 0.5)
-    begin(method, model, plan(10))
-    fixed(method, True, True, False, False)
+    bound = begin(method, model, plan(10))
+    fixed(bound, True, True, False, False)
     model.weight.grad = torch.tensor([[math.nan, math.inf, math.nan, math.nan]])
-    method.before_step(1)
-    assert int(method.masks["weight"].sum()) == 2
+    bound.before_step(1)
+    assert int(bound.masks["weight"].sum()) == 2
 
 
 def test_connections_gained_under_rewa_start_against_their_gradient_and_grow():
     method = RigL(strength=0.5, alpha=1.0, stop=1.0, every=2, on=ReWA(strength=0.001))
     model = line(0.4, 0.3, 0.5, 0.5)
-    optimizer = begin(method, model, plan(30, lr=0.01))
-    fixed(method, True, True, False, False)
+    bound = begin(method, model, plan(30, lr=0.01))
+    fixed(bound, True, True, False, False)
     loss = slanted(0.0, 0.0, 3.0, -2.0)
-    advance(method, model, optimizer, loss, range(3))
+    advance(bound, loss, range(3))
     size = 0.1 * math.sqrt((0.16 + 0.09 + 0.25 + 0.25) / 4)
     # By the cosine nearly both of the two connections move.
-    assert method.masks["weight"].tolist() == [[False, False, True, True]]
+    assert bound.masks["weight"].tolist() == [[False, False, True, True]]
     assert model.weight[0].tolist() == [0.0, 0.0, pytest.approx(-size, rel=1e-3), pytest.approx(size, rel=1e-3)]
-    advance(method, model, optimizer, loss, range(3, 12))
+    advance(bound, loss, range(3, 12))
     assert model.weight[0, 2] < -2 * size
     assert model.weight[0, 3] > 2 * size
 

@@ -15,9 +15,9 @@ from rewa.methods.spred import Spred
 def test_steps_by_hand():
     plan = Plan(learning_rates=(0.1, 0.05, 0.02), steps_per_epoch=1, momentum=0.9)
     method, model = Spred(strength=0.5), line(0.25, -0.09)
-    optimizer = begin(method, model, plan)
-    assert method.current()["weight"].tolist() == [pytest.approx([0.25, -0.09], rel=1e-14)]
-    advance(method, model, optimizer, slanted(2.0, -1.0), range(3))
+    bound = begin(method, model, plan)
+    assert bound.current()["weight"].tolist() == [pytest.approx([0.25, -0.09], rel=1e-14)]
+    advance(bound, slanted(2.0, -1.0), range(3))
     expected = []
     c = math.sqrt(math.sqrt((0.25**2 + 0.09**2) / 2))
     for x, g in ((0.25, 2.0), (-0.09, -1.0)):
@@ -26,15 +26,15 @@ def test_steps_by_hand():
             momentum_u, momentum_v = 0.9 * momentum_u + g * v + 0.5 * u, 0.9 * momentum_v + g * u + 0.5 * v
             u, v = u - lr * momentum_u, v - lr * momentum_v
         expected.append(u * v)
-    method.finish(model)
+    bound.finish()
     assert model.weight.tolist() == [pytest.approx(expected)]
     assert model.bias.item() == pytest.approx(0.25 - 0.1 - 0.05 * 1.9 - 0.02 * 2.71)
 
 
 def test_both_factors_start_with_the_same_norm():
     method, model = Spred(strength=0.0), network()
-    method.prepare(model)
-    for chain in method._chains():
+    bound = method.bind(model, Plan(learning_rates=(0.1,), steps_per_epoch=1))
+    for chain in bound._chains():
         u, v = chain.parameters(recurse=False)
         assert u.norm().item() == pytest.approx(v.norm().item())
         assert v.min() == v.max()
@@ -42,10 +42,10 @@ def test_both_factors_start_with_the_same_norm():
 
 def test_a_layer_of_zeros_keeps_its_value_and_trains():
     method, model = Spred(strength=0.0), line(0.0, 0.0)
-    optimizer = begin(method, model, Plan(learning_rates=(0.1,), steps_per_epoch=1))
-    assert method.current()["weight"].tolist() == [[0.0, 0.0]]
-    advance(method, model, optimizer, slanted(2.0, -1.0), [0])
-    assert method.current()["weight"].tolist() == [pytest.approx([-0.2, 0.1])]
+    bound = begin(method, model, Plan(learning_rates=(0.1,), steps_per_epoch=1))
+    assert bound.current()["weight"].tolist() == [[0.0, 0.0]]
+    advance(bound, slanted(2.0, -1.0), [0])
+    assert bound.current()["weight"].tolist() == [pytest.approx([-0.2, 0.1])]
 
 
 @pytest.mark.parametrize("start", [(0.3, -0.1, 0.2), (-0.1, 0.3, -0.2)], ids=["right signs", "wrong signs"])
@@ -57,8 +57,9 @@ def test_ends_at_the_minimizer_of_the_l1_penalty(start):
 
     plan = Plan(learning_rates=(0.5,) * 200, steps_per_epoch=1)
     method, model = Spred(strength=lam), line(*start)
-    advance(method, model, begin(method, model, plan), quadratic, range(plan.steps))
-    method.finish(model)
+    bound = begin(method, model, plan)
+    advance(bound, quadratic, range(plan.steps))
+    bound.finish()
     assert torch.allclose(plain(model)["weight"], torch.tensor([[0.7, -0.2, 0.0]]), atol=1e-6)
 
 
@@ -66,8 +67,9 @@ def test_grid_is_the_shrinking_of_a_weight_without_gradient():
     plan = Plan(learning_rates=(0.01,) * 80, steps_per_epoch=1)
     for strength, budget in zip(Spred().grid(plan), (1, 4, 12, 32), strict=True):
         method, model = Spred(strength=strength), line(1.0)
-        advance(method, model, begin(method, model, plan), lambda model: 0 * model.weight.sum(), range(plan.steps))
-        assert math.log(method.current()["weight"].item()) == pytest.approx(-budget, rel=0.15)
+        bound = begin(method, model, plan)
+        advance(bound, lambda model: 0 * model.weight.sum(), range(plan.steps))
+        assert math.log(bound.current()["weight"].item()) == pytest.approx(-budget, rel=0.15)
 
 
 def test_keeps_a_fifth_of_the_epochs_for_its_fine_tune():

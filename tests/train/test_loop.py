@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 
 import rewa
 from rewa.methods import make, names
+from rewa.methods.method import Bound
 from rewa.record import read
 from rewa.sparsity import prunable
 from rewa.train import checkpoint
@@ -378,14 +379,14 @@ def test_a_batch_in_parts_is_the_same_batch(tmp_path):
 def test_gradients_are_clipped_before_the_method_sees_them(tmp_path):
     seen = []
 
-    class Look(type(make("dense"))):
+    class BoundLook(Bound):
         def before_step(self, step):
-            params = [param for group in self.made.param_groups for param in group["params"]]
+            params = [param for group in self.optimizer.param_groups for param in group["params"]]
             seen.append(float(torch.stack([param.grad.norm() for param in params]).norm()))
 
-        def start(self, model, plan):
-            self.made = super().start(model, plan)
-            return self.made
+    class Look(type(make("dense"))):
+        def _bound(self):
+            return BoundLook
 
     train(Job(recipe=replace(PLAIN, clip_norm=0.01), method=Look(strength=0.0), name="run"), tmp_path)
     assert len(seen) == 48

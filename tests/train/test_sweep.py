@@ -44,19 +44,20 @@ import time
 from dataclasses import dataclass
 from rewa.methods.dense import Dense
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Deadly(Dense):
     name = "deadly"
-    def prepare(self, model):
+    def bind(self, model, plan):
         os._exit(7)
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Parent(Dense):
     name = "parent"
-    def prepare(self, model):
+    def bind(self, model, plan):
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0,))
         child.start()
         child.join()
+        return super().bind(model, plan)
 """
 
 

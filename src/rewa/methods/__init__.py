@@ -4,6 +4,8 @@
 9
 >>> make("rewa+rigl").label
 'rewa+rigl'
+>>> make("rewa+ham+gmp", strength=0.9, on_strength=0.01).settings["on"]["on"]
+{'name': 'rewa', 'strength': 0.01, 'K': 9, 'M': 2, 'eps': 0.0}
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from rewa.methods.l1 import L1, L1Subgradient
 from rewa.methods.lp import ClippedLp, Half, L1ClippedLp
 from rewa.methods.mcp import MCP
 from rewa.methods.method import Method
-from rewa.methods.on import On
 from rewa.methods.powerprop import PowerPropagation
 from rewa.methods.rewa import AnnealedReWA, MatchedPair, ReWA, ReWAAdam, ReWAPair
 from rewa.methods.rigl import RigL
 from rewa.methods.scad import SCAD
 from rewa.methods.spred import Spred
 from rewa.methods.str import STR
+from rewa.methods.wrapper import Wrapper
 from rewa.names import nearest
 
 __all__ = ["METHODS", "make", "names"]
@@ -51,13 +53,14 @@ def make(name: str, **settings: Any) -> Method:
     """A method by its name, as ``rewa list`` shows it.
 
     Args:
-        name: A name, or ``A+B`` for one that stands on another: ``rewa+gmp`` drops weights while ReWA trains them, and
-            ``acdc+ham`` adds HAM's step to AC/DC.
-        settings: Its fields, such as ``strength``.
+        name: A name, or ``A+B`` for B around A: ``rewa+gmp`` drops weights while ReWA trains them, ``acdc+ham`` adds HAM's
+            step to AC/DC, and ``rewa+ham+gmp`` drops weights while both of these train.
+        settings: Values by the names of :meth:`rewa.methods.method.Method.options`, such as ``strength`` or ``on_strength``.
     """
-    below, _, own = name.rpartition("+")
-    if own not in METHODS or below not in ("", *METHODS) or (below and not issubclass(METHODS[own], On)):
+    first, *others = name.split("+")
+    if any(one not in METHODS for one in (first, *others)) or not all(issubclass(METHODS[one], Wrapper) for one in others):
         raise ValueError(nearest("method", name, names()))
-    if below:
-        settings["on"] = METHODS[below]()
-    return METHODS[own](**settings)
+    method = METHODS[first]()
+    for one in others:
+        method = METHODS[one](on=method)  # type: ignore[call-arg]  # a wrapper
+    return method.changed(settings)

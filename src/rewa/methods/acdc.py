@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from rewa.cutting import global_masks
-from rewa.methods.masks import Masked
+from rewa.methods.masks import BoundMasked, Masked
+from rewa.methods.method import Bound
 
 __all__ = ["ACDC"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ACDC(Masked):
     r"""Alternating compressed and decompressed training.
 
@@ -51,13 +52,13 @@ class ACDC(Masked):
                 "(allowed: shares of the run, the last two above 0, the first and the last at most 1 together)"
             )
 
-    def is_compressed(self, step: int) -> bool:
-        """Whether a step belongs to a compressed phase; a pure function of the step.
+    def is_compressed(self, step: int, steps: int) -> bool:
+        """Whether a step belongs to a compressed phase.
 
         Args:
             step: Steps done so far.
+            steps: Steps of the run.
         """
-        steps = self.plan.steps
         last = min(round((1 - self.final) * steps), steps - 1)
         first = min(round(self.dense_start * steps), last)
         if step < first or step >= last:
@@ -65,16 +66,26 @@ class ACDC(Masked):
         pairs = max(1, min(round((last - first) / (2 * self.phase * steps)), (last - first) // 2))
         return (step - first) * 2 * pairs // (last - first) % 2 == 0
 
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundACDC
+
+
+class BoundACDC(BoundMasked[ACDC]):
+    """AC/DC at work."""
+
+    def _is_compressed(self, step: int) -> bool:
+        return self.method.is_compressed(step, self.plan.steps)
+
     def masks_before_forward(self, step: int) -> dict[str, Tensor] | None:
         """At the start of a compressed phase: the largest weights."""
-        begins = self.is_compressed(step) and not (step > 0 and self.is_compressed(step - 1))
-        return global_masks(self.weights, self.strength) if begins else None
+        begins = self._is_compressed(step) and not (step > 0 and self._is_compressed(step - 1))
+        return global_masks(self.weights, self.method.chosen) if begins else None
 
     def masks_before_step(self, step: int) -> dict[str, Tensor] | None:
         """At the start of a decompressed phase: everything."""
-        if step == 0 or self.is_compressed(step) or not self.is_compressed(step - 1):
+        if step == 0 or self._is_compressed(step) or not self._is_compressed(step - 1):
             return None
-        for group in self.base_optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             for param in group["params"]:
                 self._reset_momentum(param, torch.ones_like(param, dtype=torch.bool))
         return {name: torch.ones_like(mask) for name, mask in self.masks.items()}

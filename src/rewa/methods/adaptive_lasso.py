@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from rewa.methods.l1 import Penalized
-from rewa.methods.method import Plan
+from rewa.methods.method import Bound, Plan
 from rewa.weights import full, local
 
 __all__ = ["AdaptiveLasso"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AdaptiveLasso(Penalized):
     r"""An :math:`\ell_1` penalty :math:`\lambda\sum_j w_j|x_j|` with a slope of its own for each weight, from a pilot.
 
@@ -53,8 +52,6 @@ class AdaptiveLasso(Penalized):
 
     gamma: float = 1.0
     largest: float = 100.0
-    factors: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    base: Optimizer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -66,34 +63,49 @@ class AdaptiveLasso(Penalized):
         rate_sum = sum(plan.learning_rates[plan.steps // 2 :])
         return tuple(budget / rate_sum for budget in self.budgets[plan.optimizer])
 
-    def weight_decay(self) -> float:
+    def weight_decay(self, plan: Plan) -> float:
         """The pilot's, the recipe's."""
-        return self.plan.weight_decay
+        return plan.weight_decay
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """The recipe's, kept at hand to end the decay with the pilot."""
-        self.base = super().optimizer(model)
-        return self.base
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundAdaptiveLasso
+
+
+class BoundAdaptiveLasso(Bound[AdaptiveLasso]):
+    """The adaptive lasso at work.
+
+    Args:
+        method: The settings.
+        model: The plain model.
+        plan: The run.
+    """
+
+    def __init__(self, method: AdaptiveLasso, model: nn.Module, plan: Plan) -> None:
+        super().__init__(method, model, plan)
+        self.factors: dict[str, Tensor] = {}  # none during the pilot
 
     @torch.no_grad()
     def before_forward(self, step: int) -> None:
         """When the pilot is over, take the factors from its weights and end the decay."""
         if step < self.plan.steps // 2:
             return
-        for group in self.base.param_groups:
+        for group in self.optimizer.param_groups:
             group["weight_decay"] = 0.0
         if step == self.plan.steps // 2:
             sizes = {name: weight.detach().abs() for name, weight in self.weights.items()}
             total = sum(full(size.sum(dtype=torch.float64)) for size in sizes.values())
             mean = float(total) / sum(size.numel() for size in sizes.values())
-            self.factors = {name: ((mean / size) ** self.gamma).clamp(max=self.largest) for name, size in sizes.items()}
+            self.factors = {name: self._factor(mean / size) for name, size in sizes.items()}
+
+    def _factor(self, ratio: Tensor) -> Tensor:
+        return (ratio**self.method.gamma).clamp(max=self.method.largest)
 
     @torch.no_grad()
     def after_step(self, step: int, lr: float) -> None:
-        """In the second half, the soft threshold of each weight."""
+        """In the second half, apply the soft threshold of each weight."""
         for name, factor in self.factors.items():
             x = local(self.weights[name].detach())
-            x.copy_(x.sign() * (x.abs() - lr * self.strength * local(factor)).clamp(min=0))
+            x.copy_(x.sign() * (x.abs() - lr * self.method.chosen * local(factor)).clamp(min=0))
 
     def state_dict(self) -> dict[str, Any]:
         """The factors, none during the pilot; sharded as the weights are."""

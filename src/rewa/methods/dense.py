@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from rewa.methods.method import Method, Plan
+from torch import nn
+
+from rewa.methods.method import Bound, Method, Plan
 
 __all__ = ["Dense"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Dense(Method):
     r"""The recipe's optimizer with weight decay :math:`\lambda`: :math:`x \leftarrow x - \eta\,(g + \lambda x)` for plain SGD.
 
@@ -32,6 +33,14 @@ class Dense(Method):
         """Weights that get no gradient shrink to exp(-b) of their start, for b from 0.01 to 1."""
         return tuple(budget / (plan.rate_sum * plan.coupled) for budget in (0.01, 0.05, 0.2, 1.0))
 
-    def weight_decay(self) -> float:
-        """The strength; the recipe's where none was chosen, as under another method."""
-        return self.plan.weight_decay if math.isnan(self.strength) else self.strength
+    def weight_decay(self, plan: Plan) -> float:
+        """The strength; the recipe's decay where none was chosen, as inside another method."""
+        return plan.weight_decay if self.strength is None else self.strength
+
+    def bind(self, model: nn.Module, plan: Plan) -> Bound[Any]:
+        """Dense training of a model; without a strength, with the recipe's weight decay."""
+        return (
+            super().bind(model, plan)
+            if self.strength is not None
+            else replace(self, strength=plan.weight_decay).bind(model, plan)
+        )

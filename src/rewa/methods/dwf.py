@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rewa.forms import Factors
-from rewa.methods.method import Plan
-from rewa.methods.parametrized import Parametrized, decays
+from rewa.methods.method import Bound, Plan
+from rewa.methods.parametrized import BoundParametrized, Parametrized, decays
 
 __all__ = ["DWF"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DWF(Parametrized):
     r"""The weight is :math:`x = \omega_1 \cdots \omega_K`, elementwise, with weight decay :math:`\lambda` on each factor.
 
@@ -71,27 +71,41 @@ class DWF(Parametrized):
         """The factors."""
         return Factors(K=self.K)
 
-    def prepare(self, model: nn.Module) -> None:
-        """Put the factors in place, and draw them if that is the start."""
-        super().prepare(model)
-        if self.init == "equal":
-            return
+    def weight_decay(self, plan: Plan) -> float:
+        """The strength."""
+        return self.chosen
+
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundDWF
+
+
+class BoundDWF(BoundParametrized[DWF]):
+    """The factors at work; they are drawn at once if that is the start.
+
+    Args:
+        method: The settings.
+        model: The plain model.
+        plan: The run.
+    """
+
+    def __init__(self, method: DWF, model: nn.Module, plan: Plan) -> None:
+        super().__init__(method, model, plan)
+        if method.init == "dwf":
+            self._draw(method.smallest, method.K)
+
+    @torch.no_grad()
+    def _draw(self, smallest: float, K: int) -> None:
         for name, weight in self.current().items():
             std = float(weight.std())
-            low, high = self.smallest ** (1 / self.K), min(1.0, (2 * std) ** (1 / self.K))
+            low, high = smallest ** (1 / K), min(1.0, (2 * std) ** (1 / K))
             if not low < high:
                 raise ValueError(
-                    f"smallest={self.smallest} leaves no initial value for {name!r}, whose standard deviation is {std:.2g}: "
+                    f"smallest={smallest} leaves no initial value for {name!r}, whose standard deviation is {std:.2g}: "
                     "it must be below twice that, and below 1"
                 )
             module, own_name = self.places[name]
             for factor in module.get_submodule(f"parametrizations.{own_name}").parameters(recurse=False):
-                with torch.no_grad():
-                    factor.copy_(_restricted_normal(factor, std ** (1 / self.K), low, high))
-
-    def weight_decay(self) -> float:
-        """The strength."""
-        return self.strength
+                factor.copy_(_restricted_normal(factor, std ** (1 / K), low, high))
 
 
 def _restricted_normal(like: Tensor, std: float, low: float, high: float) -> Tensor:

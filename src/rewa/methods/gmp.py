@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from rewa.cutting import cubic, global_masks
-from rewa.methods.masks import Masked
-from rewa.methods.method import Plan
+from rewa.methods.masks import BoundMasked, Masked
+from rewa.methods.method import Bound, Plan
 
 __all__ = ["GMP"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GMP(Masked):
     r"""Gradual magnitude pruning: the share of zeros rises by a cubic law, and the smallest weights of all layers are dropped.
 
@@ -61,23 +61,30 @@ class GMP(Masked):
         end = min(round(self.end * steps), steps - 1)
         return min(round(self.begin * steps), end), end
 
-    def zeros_at(self, step: int) -> float | None:
+    def zeros_at(self, step: int, steps: int) -> float | None:
         """The share of zeros from this step on, or None where nothing changes.
 
         Args:
             step: Steps done so far.
+            steps: Steps of the run.
         """
-        steps = self.plan.steps
         begin, end = self._cuts(steps)
         if step == end:
-            return self.strength
+            return self.chosen
         if not begin <= step < end or (step - begin) % (self.every or max(1, steps // 100)):
             return None
-        return self.strength * cubic((step - begin) / (end - begin))
+        return self.chosen * cubic((step - begin) / (end - begin))
+
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundGMP
+
+
+class BoundGMP(BoundMasked[GMP]):
+    """Gradual magnitude pruning at work."""
 
     def masks_before_forward(self, step: int) -> dict[str, Tensor] | None:
         """The largest weights of all layers."""
-        zeros = self.zeros_at(step)
+        zeros = self.method.zeros_at(step, self.plan.steps)
         if zeros is None:
             return None
         # Where weights became zero by themselves they tie with the dropped ones, which must not come back for that.

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rewa.methods.method import Plan
-from rewa.methods.parametrized import Parametrized
+from rewa.methods.method import Bound, Plan
+from rewa.methods.parametrized import BoundParametrized, Parametrized
 
 __all__ = ["HardConcrete"]
 
@@ -41,7 +41,7 @@ class _Gated(nn.Module):
         return (self.log_alpha - SHIFT).sigmoid().sum()
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HardConcrete(Parametrized):
     r"""L0 regularization by hard concrete gates: :math:`x = w\,z`, with a gate for each weight.
 
@@ -120,13 +120,20 @@ class HardConcrete(Parametrized):
         """The gates of one weight."""
         return _Gated(self.log_alpha_init + 0.01 * torch.randn_like(weight))
 
-    def form_settings(self) -> dict[str, Any]:
+    def form_settings(self, plan: Plan) -> dict[str, Any]:
         """No decay, and a rate that gives the gates their own time."""
-        if self.plan.optimizer == "adamw":
-            return {"weight_decay": 0.0, "lr_scale": self.adam_gate_time / self.plan.rate_sum}
-        return {"weight_decay": 0.0, "lr_scale": self.gate_time / (self.plan.rate_sum * self.plan.coupled)}
+        if plan.optimizer == "adamw":
+            return {"weight_decay": 0.0, "lr_scale": self.adam_gate_time / plan.rate_sum}
+        return {"weight_decay": 0.0, "lr_scale": self.gate_time / (plan.rate_sum * plan.coupled)}
+
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundHardConcrete
+
+
+class BoundHardConcrete(BoundParametrized[HardConcrete]):
+    """The gates at work."""
 
     def penalty(self) -> Tensor:
         """The cost of the gates that are expected to be open."""
         gates = [form.open_gates() for form in self.forms() if isinstance(form, _Gated)]
-        return self.strength * torch.stack(gates).sum()
+        return self.method.chosen * torch.stack(gates).sum()

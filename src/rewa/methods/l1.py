@@ -4,37 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from rewa.methods.method import Method, Plan
+from rewa.methods.method import Bound, Method, Plan
 from rewa.weights import local
 
 __all__ = ["L1", "L1Subgradient", "Penalized", "Proximal", "Subgradient"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Penalized(Method):
     r"""A method that minimizes :math:`f(x) + \sum_j \psi(x_j)`: it shrinks by the penalty, so without weight decay."""
 
     shards: ClassVar[bool] = True
 
-    def start(self, model: nn.Module, plan: Plan) -> Optimizer:
-        """Take hold of the weights, once a strength is chosen."""
-        if not self.strength >= 0:
-            raise ValueError(f"Invalid strength: {self.strength} (allowed: a number >= 0, the {self.strength_is})")
-        return super().start(model, plan)
-
-    def weight_decay(self) -> float:
+    def weight_decay(self, plan: Plan) -> float:
         """Zero."""
         return 0.0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Proximal(Penalized):
     r"""A penalty by its proximal map, after each step of the optimizer.
 
@@ -62,15 +55,22 @@ class Proximal(Penalized):
             lr: Learning rate.
         """
 
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundProximal
+
+
+class BoundProximal(Bound[Proximal]):
+    """A penalty at work by its proximal map."""
+
     @torch.no_grad()
     def after_step(self, step: int, lr: float) -> None:
         """Apply the map to every weight."""
         for weight in self.weights.values():
             x = local(weight.detach())
-            x.copy_(self.prox(x, lr))
+            x.copy_(self.method.prox(x, lr))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Subgradient(Penalized):
     r"""A penalty by its subgradient, added to the gradient that the optimizer gets: :math:`g \leftarrow g + \psi'(x)`.
 
@@ -91,16 +91,23 @@ class Subgradient(Penalized):
             x: Weights.
         """
 
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundSubgradient
+
+
+class BoundSubgradient(Bound[Subgradient]):
+    """A penalty at work by its subgradient."""
+
     @torch.no_grad()
     def before_step(self, step: int) -> None:
         """Add the subgradient; a weight that got no gradient has the penalty's alone."""
         for weight in self.weights.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            local(weight.grad).add_(self.slope(local(weight.detach())))
+            local(weight.grad).add_(self.method.slope(local(weight.detach())))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class L1(Proximal):
     r"""The penalty :math:`\lambda\|x\|_1` by its proximal map, the soft threshold, after each step of the optimizer.
 
@@ -125,10 +132,10 @@ class L1(Proximal):
 
     def prox(self, z: Tensor, lr: float) -> Tensor:
         """The soft threshold."""
-        return F.softshrink(z, lr * self.strength)
+        return F.softshrink(z, lr * self.chosen)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class L1Subgradient(Subgradient):
     r"""The penalty :math:`\lambda\|x\|_1` by its subgradient, as SGD on the penalized loss has it.
 
@@ -156,4 +163,4 @@ class L1Subgradient(Subgradient):
 
     def slope(self, x: Tensor) -> Tensor:
         """The sign, zero at zero."""
-        return self.strength * x.sign()
+        return self.chosen * x.sign()

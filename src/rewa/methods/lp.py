@@ -17,7 +17,7 @@ CLIPPINGS = ("constant", "l1")
 COMPARED_AT = 0.01  # the size of a weight for which the grid has the slopes of the l1 penalty
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClippedLp(Subgradient):
     r"""The penalty :math:`\lambda\sum_j |x_j|^p`, clipped at u, by its subgradient: :math:`g \leftarrow g + \lambda\,\psi'(x)`.
 
@@ -62,11 +62,11 @@ class ClippedLp(Subgradient):
     def slope(self, x: Tensor) -> Tensor:
         """The clipped subgradient."""
         size = x.abs()
-        slope = self.strength * self.p * size.clamp(min=self.u) ** (self.p - 1) * x.sign()
+        slope = self.chosen * self.p * size.clamp(min=self.u) ** (self.p - 1) * x.sign()
         return torch.where(size <= self.u, 0.0, slope) if self.clipping == "constant" else slope
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class L1ClippedLp(ClippedLp):
     r"""The penalty :math:`\lambda\sum_j |x_j|^p` by its subgradient, with its tangent at u below u.
 
@@ -88,7 +88,7 @@ class L1ClippedLp(ClippedLp):
     clipping: str = "l1"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Half(Proximal):
     r"""The penalty :math:`\lambda\sum_j |x_j|^{1/2}` by its proximal map, after each step of the optimizer.
 
@@ -126,7 +126,7 @@ class Half(Proximal):
 
     def prox(self, z: Tensor, lr: float) -> Tensor:
         """The half threshold."""
-        t = lr * self.strength
+        t = lr * self.chosen
         size = z.abs()
         angle = torch.arccos(-t / 4 * (3 / size) ** 1.5)  # not a number below the threshold
         return torch.where(size <= 1.5 * t ** (2 / 3), 0.0, 4 / 3 * z * torch.cos(angle / 3) ** 2)

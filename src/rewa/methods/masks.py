@@ -1,31 +1,30 @@
-"""Methods that decide which weights are zero while another method trains the rest."""
+"""Methods that decide which weights are zero while the method that they wrap trains the rest."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rewa.methods.dense import Dense
-from rewa.methods.method import Method, Plan
-from rewa.methods.on import On
+from rewa.methods.method import Bound, Plan
 from rewa.methods.parametrized import Parametrized
+from rewa.methods.wrapper import BoundWrapper, Wrapper
 from rewa.optim.optimizer import root_mean_square
 
-__all__ = ["Masked"]
+__all__ = ["BoundMasked", "Masked"]
 
 # Where zero is absorbing, weights come back with this share of the size that the weights of their layer started with.
 REGROWN_SIZE = 0.1
+Masking = TypeVar("Masking", bound="Masked")
 
 
-@dataclass(kw_only=True)
-class Masked(On):
-    r"""A method that holds weights at zero, on top of one that trains the others.
+@dataclass(frozen=True, kw_only=True)
+class Masked(Wrapper):
+    r"""A method that holds weights at zero and wraps one that trains the others.
 
     With a mask :math:`m \in \{0, 1\}` for every weight, the other method steps with the gradient :math:`m\,g`, and
     :math:`x \leftarrow m\,x` follows. The momentum of a weight that is dropped or comes back is set to zero, so none builds up
@@ -48,54 +47,20 @@ class Masked(On):
 
     Args:
         strength: Share of the prunable weights that is zero in the end.
-        on: What trains the others.
-        on_strength: Strength of ``on``. By default its own, and if it has none the second of its grid; dense training takes the
+        on: The method that trains the others. Without a strength it gets the second of its grid, and dense training the
             recipe's weight decay.
     """
 
     strength_is: ClassVar[str] = "share of zeros"
 
-    on_strength: float | None = None
-    masks: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)  # True where a weight may be nonzero
-    sizes: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # root mean squares at the start
-    base_optimizer: Optimizer = field(init=False, repr=False)
-
     def __post_init__(self) -> None:
-        if isinstance(self.on, (Masked, Parametrized)):
-            raise ValueError(f"{self.name} cannot stand on {self.on.name}, which does not train the weights themselves")
-        super().__post_init__()
-        if self.on_strength is not None:
-            self.on = replace(self.on, strength=self.on_strength)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings by name, those of the other method among them; its strength is None until one is chosen."""
-        own = {key: value for key, value in super().settings.items() if key != "on_strength"}
-        strength = None if math.isnan(self.on.strength) else self.on.strength
-        return {**own, "on": {"name": self.on.name, "strength": strength, **self.on.settings}}
-
-    @property
-    def settled(self) -> bool:
-        """Whether the strength of the other method is chosen too; dense training needs none."""
-        return super().settled and not self._on_is_open
-
-    @property
-    def _on_is_open(self) -> bool:
-        return math.isnan(self.on.strength) and not isinstance(self.on, Dense)
-
-    def settle(self, plan: Plan) -> Method:
-        """This method with every strength chosen, that of the other method too.
-
-        Args:
-            plan: The run, as :meth:`planned` returned it.
-        """
-        if self._on_is_open:
-            return replace(self, on_strength=self.on.grid(plan)[1]).settle(plan)
-        return super().settle(plan)
+        for one in self.on.levels():
+            if isinstance(one, (Masked, Parametrized)):
+                raise ValueError(f"{self.name} cannot wrap {one.name}, which does not train the weights themselves")
 
     def check(self) -> None:
         """Refuse what is not a share of zeros."""
-        if not 0 <= self.strength < 1:
+        if self.strength is None or not 0 <= self.strength < 1:
             raise ValueError(f"Invalid strength: {self.strength} (allowed: a share of zeros, at least 0 and below 1)")
         super().check()
 
@@ -103,14 +68,30 @@ class Masked(On):
         """One to ten weights of a hundred are left."""
         return (0.9, 0.95, 0.98, 0.99)
 
-    def start(self, model: nn.Module, plan: Plan) -> Optimizer:
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundMasked
+
+
+class BoundMasked(BoundWrapper[Masking]):
+    """A masked method at work: a subclass says when masks change, and to what.
+
+    Args:
+        method: The method, settled.
+        model: The plain model.
+        plan: The run.
+    """
+
+    def __init__(self, method: Masking, model: nn.Module, plan: Plan) -> None:
+        super().__init__(method, model, plan)
+        self.masks: dict[str, Tensor] = {}  # True where a weight may be nonzero
+        self.sizes: dict[str, float] = {}  # root mean squares at the start
+
+    def start(self) -> Optimizer:
         """Start the other method, with the masks of the first step; no weight changes before that step."""
-        if self._on_is_open:
-            self.on.strength = self.on.grid(plan)[1]
-        self.base_optimizer = super().start(model, plan)
+        super().start()
         self.masks = self.first_masks()
         self.sizes = {name: root_mean_square(weight) for name, weight in self.weights.items()}
-        return self.base_optimizer
+        return self.optimizer
 
     def first_masks(self) -> dict[str, Tensor]:
         """The masks that the run starts with: by default everything is trained."""
@@ -192,12 +173,12 @@ class Masked(On):
             weight.masked_fill_(~self.masks[name], 0)
 
     def _reset_momentum(self, param: Tensor, where: Tensor) -> None:
-        state = self.base_optimizer.state.get(param, {})
+        state = self.optimizer.state.get(param, {})
         for key in ("momentum_buffer", "exp_avg"):
             if isinstance(state.get(key), Tensor):
                 state[key].masked_fill_(where, 0)
 
     def _is_absorbing(self, param: Tensor) -> bool:
         """Whether a weight at exactly zero would stay there: ReWA's groups say how they scale gradients."""
-        group = next(g for g in self.base_optimizer.param_groups if any(one is param for one in g["params"]))
+        group = next(g for g in self.optimizer.param_groups if any(one is param for one in g["params"]))
         return bool(group.get("M", 0) > 0 or ("K" in group and group["K"] > 1 and group["eps"] > 0))

@@ -15,7 +15,7 @@ from rewa.methods.l1 import Proximal
 __all__ = ["MCP"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MCP(Proximal):
     r"""The minimax concave penalty by its proximal map, after each step of the optimizer, with slope and knee set apart.
 
@@ -60,7 +60,7 @@ class MCP(Proximal):
 
     def prox(self, z: Tensor, lr: float) -> Tensor:
         """The firm threshold, or the hard one where a step outruns the curve."""
-        t = lr * self.strength
+        t = lr * self.chosen
         if t >= self.knee:
             return F.hardshrink(z, math.sqrt(t * self.knee))
         return torch.where(z.abs() <= self.knee, F.softshrink(z, t) / (1 - t / self.knee), z)

@@ -1,12 +1,13 @@
-"""What a method is: the calls that the training loop makes, and the plan of the run that it hands over."""
+"""What a method is: frozen settings, the plan of a run, and both bound to a model, with the hooks of the training loop."""
 
 from __future__ import annotations
 
 import math
+import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,9 @@ from torch.optim import Optimizer
 
 from rewa.sparsity import prunable
 
-__all__ = ["Method", "Plan"]
+__all__ = ["Bound", "Method", "Plan"]
+
+Settings = TypeVar("Settings", bound="Method")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +25,11 @@ class Plan:
     """What a method may know of the run it is part of.
 
     Args:
-        learning_rates: Of every step; their number is the length of the run.
+        learning_rates: The rate of each step; their number is the length of the run.
         steps_per_epoch: Steps in an epoch.
         optimizer: The recipe's optimizer, ``"sgd"`` or ``"adamw"``.
-        momentum: Of SGD.
-        betas: Of AdamW.
+        momentum: Momentum of SGD.
+        betas: Betas of AdamW.
         weight_decay: The recipe's usual decay of weights, for the methods that do not shrink them by themselves.
     """
 
@@ -67,29 +70,84 @@ class Plan:
         return kinds[self.optimizer]()
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """One way to a sparse model, for one run. Its fields are its settings; what it learns on the way is its state.
+    """One way to a sparse model: its settings and its strength, and nothing that a run changes.
 
-    The loop calls, in this order: :meth:`prepare` on the plain model, :meth:`start` once the model is on its device (and
-    sharded), then at each step :meth:`before_forward`, :meth:`penalty`, :meth:`before_step` when all gradients are there,
-    the optimizer's step, :meth:`after_step`; at the end :meth:`finish`, which leaves a plain model. Every call does nothing
-    unless a method needs it.
+    :meth:`bind` puts it to work on a model; one method may serve in any number of runs.
 
     Args:
-        strength: How hard it pushes towards zero; ``strength_is`` says in which unit.
+        strength: How hard it pushes towards zero, in the unit that :attr:`strength_is` names. None until one is chosen.
     """
 
     name: ClassVar[str]
     line: ClassVar[str]  # what it does, for `rewa list`
     paper: ClassVar[str]
-    strength_is: ClassVar[str]
-    finetune_share: ClassVar[float] = 0.0  # of the epochs that its own protocol keeps for a masked fine-tune
-    shards: ClassVar[bool] = False  # whether it works on weights that are split over processes (FSDP)
 
-    strength: float = math.nan  # until one is chosen
-    weights: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    plan: Plan = field(init=False, repr=False)
+    strength: float | None = None
+
+    @property
+    def chosen(self) -> float:
+        """The strength, once it is chosen."""
+        if self.strength is None:
+            raise ValueError(f"{self.label} has no strength yet: give one, or take that of settle(plan)")
+        return self.strength
+
+    @property
+    def strength_is(self) -> str:
+        """What the strength measures, in words."""
+        return "strength"
+
+    @property
+    def finetune_share(self) -> float:
+        """Share of the epochs that the method's own protocol keeps for a masked fine-tune."""
+        return 0.0
+
+    @property
+    def shards(self) -> bool:
+        """Whether it works on weights that are split over processes (FSDP)."""
+        return False
+
+    @property
+    def label(self) -> str:
+        """The name; after that of the method it wraps, if it wraps one."""
+        return self.name
+
+    @property
+    def what(self) -> str:
+        """What it does, in a line; with the method it wraps, if it wraps one."""
+        return self.line
+
+    @property
+    def source(self) -> str:
+        """Where it was published; with the source of the method it wraps, if it wraps one."""
+        return self.paper
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by name, without the strength, as records hold them."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "strength"}
+
+    def part(self) -> dict[str, Any]:
+        """The method as a part of another in a record: name, strength and settings."""
+        return {"name": self.name, "strength": self.strength, **self.settings}
+
+    def levels(self) -> Iterator[Method]:
+        """The method, the one it wraps, the one that this wraps, and so on."""
+        yield self
+
+    def options(self) -> dict[str, Any]:
+        """What :meth:`changed` can change, and the type of each value."""
+        hints = typing.get_type_hints(type(self))
+        return {one.name: hints[one.name] for one in fields(self)}
+
+    def changed(self, values: Mapping[str, Any]) -> Method:
+        """The method with other values.
+
+        Args:
+            values: New values by the names of :meth:`options`.
+        """
+        return replace(self, **values)
 
     @abstractmethod
     def grid(self, plan: Plan) -> tuple[float, ...]:
@@ -103,42 +161,22 @@ class Method(ABC):
         """The run as this method needs it, with another optimizer or rate perhaps; never longer.
 
         Args:
-            plan: The recipe's.
+            plan: The recipe's plan.
         """
         return plan
 
     @property
-    def label(self) -> str:
-        """The name; with that of the method it stands on, if it stands on one."""
-        return self.name
-
-    @property
-    def what(self) -> str:
-        """What it does, in a line; with what the method below does, if it stands on one."""
-        return self.line
-
-    @property
-    def source(self) -> str:
-        """Where it was published; with the source of the method it stands on, if it stands on one."""
-        return self.paper
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings by name, the strength aside."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "strength"}
-
-    @property
     def settled(self) -> bool:
         """Whether every strength is chosen."""
-        return not math.isnan(self.strength)
+        return self.strength is not None
 
     def settle(self, plan: Plan) -> Method:
-        """This method with every strength chosen: the second of the grid, to four digits, where there is none.
+        """The method with every strength chosen: the second of the grid, to four digits, where there is none.
 
         Args:
             plan: The run, as :meth:`planned` returned it.
         """
-        return replace(self, strength=float(f"{self.grid(plan)[1]:.4g}")) if math.isnan(self.strength) else self
+        return self if self.strength is not None else replace(self, strength=float(f"{self.grid(plan)[1]:.4g}"))
 
     def alike_for(self, plan: Plan) -> int:
         """Steps from the start in which the strength plays no part: until then runs that differ in it alone are the same.
@@ -150,64 +188,89 @@ class Method(ABC):
 
     def check(self) -> None:
         """Refuse a strength that no run can have."""
-        if not (math.isfinite(self.strength) and self.strength >= 0):
+        if self.strength is None or not (math.isfinite(self.strength) and self.strength >= 0):
             raise ValueError(f"Invalid strength: {self.strength} (allowed: a finite number >= 0, the {self.strength_is})")
 
-    def prepare(self, model: nn.Module) -> None:
-        """Change the plain model before it moves or is wrapped: parametrize, for instance.
+    def weight_decay(self, plan: Plan) -> float:
+        """Decay of the weights in the base optimizer: the recipe's, unless the method shrinks them itself.
 
         Args:
-            model: The model.
-        """
-
-    def start(self, model: nn.Module, plan: Plan) -> Optimizer:
-        """Take hold of the weights and make the optimizer.
-
-        Args:
-            model: The model, where it will be trained; never a wrapper of it.
             plan: The run, as :meth:`planned` returned it.
         """
-        self.weights, self.plan = prunable(model), plan
-        return self.optimizer(model)
+        return plan.weight_decay
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer: by default the recipe's, weights with :meth:`weight_decay`, the rest without.
+    def bind(self, model: nn.Module, plan: Plan) -> Bound[Any]:
+        """The method at work on a model, which it parametrizes if that is its way. Open strengths are settled.
 
         Args:
-            model: The model.
+            model: The plain model, before it is moved, sharded or wrapped.
+            plan: The run, as :meth:`planned` returned it.
         """
+        return self._bound()(self.settle(plan), model, plan)
+
+    def _bound(self) -> type[Bound[Any]]:
+        return Bound
+
+
+class Bound(Generic[Settings]):
+    """A method at work on one model: the hooks of the training loop, and all that a run changes.
+
+    The loop calls :meth:`start` once the model is on its device (and sharded), then in each step :meth:`before_forward`,
+    :meth:`penalty`, :meth:`before_step` when all gradients are there, the optimizer's step, :meth:`after_step`; at the end
+    :meth:`finish`, which leaves a plain model. Every hook does nothing unless a method needs it.
+
+    Args:
+        method: The method, settled.
+        model: The plain model.
+        plan: The run.
+    """
+
+    optimizer: Optimizer
+
+    def __init__(self, method: Settings, model: nn.Module, plan: Plan) -> None:
+        self.method, self.model, self.plan = method, model, plan
+        self.weights: dict[str, Tensor] = {}
+
+    def start(self) -> Optimizer:
+        """Take hold of the weights and make the optimizer, which is kept as ``optimizer``."""
+        self.method.check()
+        self.weights = self._find_weights()
+        self.optimizer = self._make_optimizer()
+        return self.optimizer
+
+    def _find_weights(self) -> dict[str, Tensor]:
+        return prunable(self.model)
+
+    def _make_optimizer(self) -> Optimizer:
+        """By default the recipe's, the weights with the method's decay and the rest without."""
         chosen = {id(weight) for weight in self.weights.values()}
-        named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+        named = [(name, param) for name, param in self.model.named_parameters() if param.requires_grad]
         groups = [
-            {"params": [pair for pair in named if id(pair[1]) in chosen], "weight_decay": self.weight_decay()},
+            {"params": [pair for pair in named if id(pair[1]) in chosen], "weight_decay": self.method.weight_decay(self.plan)},
             {"params": [pair for pair in named if id(pair[1]) not in chosen], "weight_decay": 0.0},
         ]
         return self.plan.base_optimizer([group for group in groups if group["params"]])
 
-    def weight_decay(self) -> float:
-        """Decay of the weights in the base optimizer: the recipe's, unless the method shrinks them itself."""
-        return self.plan.weight_decay
-
     def before_forward(self, step: int) -> None:
-        """At the start of each step.
+        """Act at the start of a step.
 
         Args:
             step: Steps done so far.
         """
 
     def penalty(self) -> Tensor | None:
-        """A term to add to the loss, once in each step."""
+        """A term to add to the loss, once per step."""
         return None
 
     def before_step(self, step: int) -> None:
-        """When every gradient is complete, clipped and averaged over the processes.
+        """Act when every gradient is complete, clipped and averaged over the processes.
 
         Args:
             step: Steps done so far.
         """
 
     def after_step(self, step: int, lr: float) -> None:
-        """After the optimizer's step.
+        """Act after the optimizer's step.
 
         Args:
             step: Steps done so far, this one not counted.
@@ -218,12 +281,8 @@ class Method(ABC):
         """The weights as the model uses them now, by name."""
         return {name: weight.detach() for name, weight in self.weights.items()}
 
-    def finish(self, model: nn.Module) -> None:
-        """Leave a plain model with the weights that were trained.
-
-        Args:
-            model: The model.
-        """
+    def finish(self) -> None:
+        """Leave a plain model with the weights that were trained; :meth:`start` is not needed for it."""
 
     def state_dict(self) -> dict[str, Any]:
         """What must be saved beside the model and its optimizer: tensors and plain values."""

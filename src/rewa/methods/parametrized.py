@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from rewa.methods.method import Method, Plan
+from rewa.methods.method import Bound, Method, Plan
 from rewa.sparsity import keeping_modes, prunable
 
-__all__ = ["Parametrized", "decays"]
+__all__ = ["BoundParametrized", "Parametrized", "decays"]
+
+Forming = TypeVar("Forming", bound="Parametrized")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Parametrized(Method):
     """A method that registers one of torch's parametrizations on every prunable weight, and removes them all in the end.
 
     The tensors that stand in the place of the weights are decayed by :meth:`weight_decay`; what a form learns beside them,
     such as a threshold, gets the group settings of :meth:`form_settings`; everything else is trained without decay.
     """
-
-    places: dict[str, tuple[nn.Module, str]] = field(default_factory=dict, init=False, repr=False)
 
     @abstractmethod
     def form(self, weight: Tensor) -> nn.Module:
@@ -36,35 +36,52 @@ class Parametrized(Method):
             weight: The weight as the model starts with it.
         """
 
-    def form_settings(self) -> dict[str, Any]:
-        """The optimizer's settings for the parameters of the forms themselves."""
+    def form_settings(self, plan: Plan) -> dict[str, Any]:
+        """The optimizer's settings for the parameters of the forms themselves.
+
+        Args:
+            plan: The run, as :meth:`planned` returned it.
+        """
         return {"weight_decay": 0.0}
 
-    def prepare(self, model: nn.Module) -> None:
-        """Put the parametrizations in place."""
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundParametrized
+
+
+class BoundParametrized(Bound[Forming]):
+    """A parametrized method at work: the forms are in place from the start and go with :meth:`finish`.
+
+    Args:
+        method: The method, settled.
+        model: The plain model, which gets the parametrizations.
+        plan: The run.
+    """
+
+    def __init__(self, method: Forming, model: nn.Module, plan: Plan) -> None:
+        super().__init__(method, model, plan)
+        self.places: dict[str, tuple[nn.Module, str]] = {}  # each weight's module, and its name there
         weights = prunable(model)
         _check_unshared(model, weights)
         for name, weight in weights.items():
             owner, _, own_name = name.rpartition(".")
             module = model.get_submodule(owner)
-            parametrize.register_parametrization(module, own_name, self.form(weight.detach()))
+            parametrize.register_parametrization(module, own_name, method.form(weight.detach()))
             self.places[name] = module, own_name
 
-    def start(self, model: nn.Module, plan: Plan) -> Optimizer:
-        """Take hold of the tensors that are trained in the weights' place, as ``weights``."""
-        self.plan = plan
+    def _find_weights(self) -> dict[str, Tensor]:
+        """The tensors that are trained in the weights' place."""
         chosen = {id(param) for chain in self._chains() for param in chain.parameters(recurse=False)}
-        self.weights = {name: param for name, param in model.named_parameters() if id(param) in chosen}
-        return self.optimizer(model)
+        return {name: param for name, param in self.model.named_parameters() if id(param) in chosen}
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
+    def _make_optimizer(self) -> Optimizer:
         """The recipe's, with a group for the weights' tensors, one for what the forms learn, and one for the rest."""
         originals = {id(weight) for weight in self.weights.values()}
         learned = {id(param) for form in self.forms() for param in form.parameters()}
-        named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+        named = [(name, param) for name, param in self.model.named_parameters() if param.requires_grad]
+        decay = self.method.weight_decay(self.plan)
         groups: list[dict[str, Any]] = [
-            {"params": [pair for pair in named if id(pair[1]) in originals], "weight_decay": self.weight_decay()},
-            {"params": [pair for pair in named if id(pair[1]) in learned], **self.form_settings()},
+            {"params": [pair for pair in named if id(pair[1]) in originals], "weight_decay": decay},
+            {"params": [pair for pair in named if id(pair[1]) in learned], **self.method.form_settings(self.plan)},
             {"params": [pair for pair in named if id(pair[1]) not in originals | learned], "weight_decay": 0.0},
         ]
         return self.plan.base_optimizer([group for group in groups if group["params"]])
@@ -82,8 +99,8 @@ class Parametrized(Method):
                 result[name] = getattr(module, own_name).detach()
         return result
 
-    def finish(self, model: nn.Module) -> None:
-        """Each weight becomes a plain parameter with the value that its form gives in evaluation."""
+    def finish(self) -> None:
+        """Make each weight a plain parameter with the value that its form gives in evaluation."""
         # torch asks the value whether it needs a gradient, to decide whether a parameter is to be left.
         with torch.enable_grad():
             for chain, (module, own_name) in zip(list(self._chains()), self.places.values(), strict=True):

@@ -44,7 +44,7 @@ class _PowerForm(nn.Module):
         return to_y(x, self.alpha)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PowerPropagation(Parametrized):
     r"""The weight is :math:`x = w\,|w|^{\alpha-1}` and w takes the true gradient.
 
@@ -84,6 +84,6 @@ class PowerPropagation(Parametrized):
         """The signed power."""
         return _PowerForm(self.alpha)
 
-    def weight_decay(self) -> float:
+    def weight_decay(self, plan: Plan) -> float:
         """The strength."""
-        return self.strength
+        return self.chosen

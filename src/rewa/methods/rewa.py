@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rewa.forms import Pair, matched_groups
-from rewa.methods.method import Method, Plan
-from rewa.methods.parametrized import Parametrized, decays
+from rewa.methods.method import Bound, Method, Plan
+from rewa.methods.parametrized import BoundParametrized, Parametrized, decays
 from rewa.optim.adamw import ReWAAdamW
 from rewa.optim.annealing import Annealing
 from rewa.optim.groups import param_groups
@@ -23,6 +23,7 @@ __all__ = ["AnnealedReWA", "MatchedPair", "ReWA", "ReWAAdam", "ReWAPair"]
 # What the decay alone does to a weight over the run: it ends at exp(-budget) of its start.
 BUDGETS = {"sgd": (3.0, 6.0, 12.0, 24.0), "adamw": (0.8, 1.6, 2.8, 4.0)}
 ADAM_LR = 3e-3  # the learning rate up to which those for AdamW hold
+Variant = TypeVar("Variant", bound="ReWA")
 
 
 def _decays(plan: Plan, K: float, budgets: Mapping[str, tuple[float, ...]] = BUDGETS) -> tuple[float, ...]:
@@ -31,7 +32,7 @@ def _decays(plan: Plan, K: float, budgets: Mapping[str, tuple[float, ...]] = BUD
     return tuple(faster * decay for decay in decays(plan, budgets, factors=K))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReWA(Method):
     r"""The paper's method on the recipe's optimizer: Algorithm 1 on SGD, Algorithm 2 on AdamW.
 
@@ -67,10 +68,18 @@ class ReWA(Method):
         """
         return _decays(plan, self.K)
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundReWA
+
+
+class BoundReWA(Bound[Variant]):
+    """ReWA at work."""
+
+    def _make_optimizer(self) -> Optimizer:
         """ReWASGD or ReWAAdamW, with the fused kernel on a CPU."""
-        match = self.matched and self.plan.optimizer == "sgd"
-        groups = param_groups(model, K=self.K, M=self.M, eps=self.eps, weight_decay=self.strength, match=match)
+        method = self.method
+        match = method.matched and self.plan.optimizer == "sgd"
+        groups = param_groups(self.model, K=method.K, M=method.M, eps=method.eps, weight_decay=method.chosen, match=match)
         fused = all(weight.device.type == "cpu" for weight in self.weights.values()) or None
         lr = self.plan.learning_rates[0]
         if self.plan.optimizer == "adamw":
@@ -78,7 +87,7 @@ class ReWA(Method):
         return ReWASGD(groups, lr, momentum=self.plan.momentum, fused=fused)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReWAAdam(ReWA):
     r"""Algorithm 2 whatever the recipe's optimizer: :math:`s\,g` is the gradient that AdamW gets for y.
 
@@ -110,7 +119,7 @@ class ReWAAdam(ReWA):
         return replace(plan, optimizer="adamw", learning_rates=tuple(scale * lr for lr in plan.learning_rates))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AnnealedReWA(ReWA):
     r"""ReWA that starts as plain SGD: K and M grow, so that p falls, and the step is matched to SGD's.
 
@@ -145,7 +154,6 @@ class AnnealedReWA(ReWA):
     M_start: float = 0.0
     begin: float = 0.1
     end: float = 0.5
-    annealing: Annealing = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end <= 1:
@@ -155,11 +163,18 @@ class AnnealedReWA(ReWA):
         """As for ReWA, on SGD with two thirds of the budgets: a matched step finds what can go with less decay."""
         return _decays(plan, self.K, {**BUDGETS, "sgd": (2.0, 4.0, 8.0, 16.0)})
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """As for ReWA, with matched steps on SGD; Adam's size of a step is its own."""
-        made = super().optimizer(model)
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundAnnealedReWA
+
+
+class BoundAnnealedReWA(BoundReWA[AnnealedReWA]):
+    """Annealed ReWA at work, with matched steps on SGD; Adam's size of a step is its own."""
+
+    def start(self) -> Optimizer:
+        """Take hold of the weights, make the optimizer, and lay out how K and M grow."""
+        made, method = super().start(), self.method
         self.annealing = Annealing(
-            made, self.plan.steps, K_start=self.K_start, M_start=self.M_start, begin=self.begin, end=self.end
+            made, self.plan.steps, K_start=method.K_start, M_start=method.M_start, begin=method.begin, end=method.end
         )
         return made
 
@@ -168,7 +183,7 @@ class AnnealedReWA(ReWA):
         self.annealing.at(step)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReWAPair(Parametrized):
     r"""ReWA on the signed pair :math:`x = |u|^K - |v|^K`: a weight can change its sign without crossing zero.
 
@@ -203,12 +218,12 @@ class ReWAPair(Parametrized):
         """The pair."""
         return Pair(K=self.K, M=self.M, eps=self.eps, start=self.start_value)
 
-    def weight_decay(self) -> float:
+    def weight_decay(self, plan: Plan) -> float:
         """The strength."""
-        return self.strength
+        return self.chosen
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MatchedPair(ReWAPair):
     r"""The signed pair with SGD's step: it starts as plain SGD and becomes ReWA as decay shrinks what both parts share.
 
@@ -247,11 +262,18 @@ class MatchedPair(ReWAPair):
         """The pair, in units of the weight."""
         return Pair(K=self.K, M=self.M, eps=self.eps, start=self.start_value * root_mean_square(weight))
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundMatchedPair
+
+
+class BoundMatchedPair(BoundParametrized[MatchedPair]):
+    """The matched pair at work."""
+
+    def _make_optimizer(self) -> Optimizer:
         """The recipe's, on SGD with rates that are matched; Adam's size of a step is its own."""
         if self.plan.optimizer == "adamw":
-            return super().optimizer(model)
-        groups = matched_groups(model, lr=1.0, weight_decay=self.strength)
+            return super()._make_optimizer()
+        groups = matched_groups(self.model, lr=1.0, weight_decay=self.method.chosen)
         for group in groups:
             group["lr_scale"] = group.pop("lr")  # the loop sets the rate at each step
         return self.plan.base_optimizer(groups)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from rewa.cutting import largest
-from rewa.methods.masks import Masked
+from rewa.methods.masks import BoundMasked, Masked
+from rewa.methods.method import Bound
 
 __all__ = ["RigL", "erdos_renyi_kernel"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RigL(Masked):
     r"""The rigged lottery: every layer keeps its number of connections, which move to where the gradient is.
 
@@ -38,7 +39,7 @@ class RigL(Masked):
 
     Note:
         The paper skips the optimizer's step when it updates masks; here the connections that stay make it. The first masks
-        are drawn from torch's random numbers in :meth:`start`, which must therefore stand at the same point on all
+        are drawn from torch's random numbers when the run starts, which must therefore stand at the same point on all
         processes.
 
     References:
@@ -61,28 +62,36 @@ class RigL(Masked):
         if self.every is not None and self.every < 1:
             raise ValueError(f"Invalid every: {self.every} (allowed: a whole number of steps >= 1, or None)")
 
-    def first_masks(self) -> dict[str, Tensor]:
-        """Random ones."""
-        shapes = [tuple(weight.shape) for weight in self.weights.values()]
-        counts = erdos_renyi_kernel(shapes, 1 - self.strength)
-        # On the CPU whatever the device, so that a seed means the same everywhere.
-        masks = [largest(torch.rand(shape), count) for shape, count in zip(shapes, counts, strict=True)]
-        return {name: mask.to(self.weights[name].device) for name, mask in zip(self.weights, masks, strict=True)}
-
-    def moving_share(self, step: int) -> float | None:
+    def moving_share(self, step: int, steps: int) -> float | None:
         """Share of a layer's connections to move at this step, or None where nothing changes.
 
         Args:
             step: Steps done so far.
+            steps: Steps of the run.
         """
-        end = round(self.stop * self.plan.steps)
+        end = round(self.stop * steps)
         if not 0 < step < end or step % (self.every or max(1, end // 30)):
             return None
         return self.alpha / 2 * (1 + math.cos(math.pi * step / end))
 
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundRigL
+
+
+class BoundRigL(BoundMasked[RigL]):
+    """RigL at work."""
+
+    def first_masks(self) -> dict[str, Tensor]:
+        """Random ones."""
+        shapes = [tuple(weight.shape) for weight in self.weights.values()]
+        counts = erdos_renyi_kernel(shapes, 1 - self.method.chosen)
+        # On the CPU whatever the device, so that a seed means the same everywhere.
+        masks = [largest(torch.rand(shape), count) for shape, count in zip(shapes, counts, strict=True)]
+        return {name: mask.to(self.weights[name].device) for name, mask in zip(self.weights, masks, strict=True)}
+
     def masks_before_step(self, step: int) -> dict[str, Tensor] | None:
         """Drop by size and grow by gradient, layer by layer."""
-        share = self.moving_share(step)
+        share = self.method.moving_share(step, self.plan.steps)
         if share is None:
             return None
         masks = {}

@@ -15,7 +15,7 @@ from rewa.methods.l1 import Proximal
 __all__ = ["SCAD"]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SCAD(Proximal):
     r"""The SCAD penalty by its proximal map, after each step of the optimizer, with slope and knee set apart.
 
@@ -66,7 +66,7 @@ class SCAD(Proximal):
     def prox(self, z: Tensor, lr: float) -> Tensor:
         """The threshold in three pieces, or in two where a step outruns the curve."""
         a, unit = self.a, self.knee / self.a
-        c = lr * self.strength / unit
+        c = lr * self.chosen / unit
         size = z.abs()
         soft = F.softshrink(z, c * unit)
         if c >= a - 1:

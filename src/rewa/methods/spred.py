@@ -25,7 +25,7 @@ class _Product(nn.Module):
         return x / v, v
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Spred(Parametrized):
     r"""The weight is :math:`x = u\,v`, elementwise, with weight decay :math:`\lambda` on both.
 
@@ -64,6 +64,6 @@ class Spred(Parametrized):
         """Two factors."""
         return _Product()
 
-    def weight_decay(self) -> float:
+    def weight_decay(self, plan: Plan) -> float:
         """The strength."""
-        return self.strength
+        return self.chosen

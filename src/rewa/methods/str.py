@@ -27,7 +27,7 @@ class _SoftThreshold(nn.Module):
         return x
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class STR(Parametrized):
     r"""Soft threshold reparameterization with a learned threshold for each layer.
 
@@ -74,10 +74,10 @@ class STR(Parametrized):
         """The soft threshold, with its s."""
         return _SoftThreshold(torch.full((), self.s_init, dtype=weight.dtype, device=weight.device))
 
-    def form_settings(self) -> dict[str, Any]:
+    def form_settings(self, plan: Plan) -> dict[str, Any]:
         """The thresholds are decayed like the weights: this is what makes them rise."""
-        return {"weight_decay": self.strength}
+        return {"weight_decay": self.chosen}
 
-    def weight_decay(self) -> float:
+    def weight_decay(self, plan: Plan) -> float:
         """The strength."""
-        return self.strength
+        return self.chosen

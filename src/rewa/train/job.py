@@ -39,6 +39,8 @@ class Job:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"Invalid seed: {self.seed} (allowed: a whole number from 0 to 2**32 - 1)")
         self.method.check()
+        if not self.method.settled:
+            raise ValueError(f"{self.method.label} wraps a method without a strength: give one, or take that of settle(plan)")
 
     @property
     def folder_name(self) -> str:

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewa.methods.method import Method, Plan
-from rewa.methods.on import On
 from rewa.names import nearest
 from rewa.schedules import learning_rates
 
 __all__ = ["RECIPES", "Recipe", "override", "recipe", "setting_names"]
 
-BELOW = "on."  # before a setting of the method below that the one above has, too
 COMPRESSIONS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100, 150, 200, 300, 500)
 
 
@@ -319,17 +317,17 @@ def setting_names(recipe: Recipe, method: Method) -> list[str]:
         recipe: The recipe.
         method: The method.
     """
-    return [key for part in _settings(recipe, method) for key in part]
+    return list({**_types(recipe), **method.options()})
 
 
 def override(recipe: Recipe, method: Method, changes: Iterable[str]) -> tuple[Recipe, Method]:
-    """Change settings of a recipe, of its method or of the method below that, by ``key=value``, typed as annotated.
+    """Change settings of a recipe, of its method or of the methods inside that, by ``key=value``, typed as annotated.
 
     Args:
         recipe: The recipe.
         method: The method.
         changes: Such as ``"epochs=5"``, ``"K=3"`` or ``"hidden=300,100"``; ``none`` unsets what may be None. Where a method
-            stands on another that has a setting of the same name, ``"on.begin=0.3"`` is the other's.
+            wraps another that has a setting of the same name, ``"on.begin=0.3"`` is the other's.
 
     Example:
         >>> from rewa.methods.rewa import ReWA
@@ -337,8 +335,8 @@ def override(recipe: Recipe, method: Method, changes: Iterable[str]) -> tuple[Re
         >>> changed.epochs, method.K
         (5, 3.0)
     """
-    parts = _settings(recipe, method)
-    kinds = {key: kind for part in parts for key, kind in part.items()}
+    of_recipe = _types(recipe)
+    kinds = {**method.options(), **of_recipe}
     values: dict[str, Any] = {}
     for change in changes:
         key, equals, text = change.partition("=")
@@ -348,23 +346,14 @@ def override(recipe: Recipe, method: Method, changes: Iterable[str]) -> tuple[Re
         if key not in kinds:
             raise ValueError(nearest("setting", key, kinds))
         values[key] = _parse(key, text.strip(), kinds[key])
-    of_recipe, of_method, below = ({key: value for key, value in values.items() if key in part} for part in parts)
-    if isinstance(method, On) and below:
-        of_method["on"] = dataclasses.replace(method.on, **{key.removeprefix(BELOW): value for key, value in below.items()})
-    return dataclasses.replace(recipe, **of_recipe), dataclasses.replace(method, **of_method)
+    changed = dataclasses.replace(recipe, **{key: value for key, value in values.items() if key in of_recipe})
+    return changed, method.changed({key: value for key, value in values.items() if key not in of_recipe})
 
 
-def _settings(recipe: Recipe, method: Method) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Settings and their types: of the recipe, of the method, and of the one below it, with a prefix for taken names."""
-    of_recipe, of_method = _types(type(recipe), {"name", "line"}), _types(type(method), {"on"})
-    below = _types(type(method.on), {"on", "strength"}) if isinstance(method, On) else {}
-    taken = {*of_recipe, *of_method}
-    return of_recipe, of_method, {BELOW + key if key in taken else key: kind for key, kind in below.items()}
-
-
-def _types(kind: type, hidden: set[str]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init and field.name not in hidden}
+def _types(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's settings and their types."""
+    hints = typing.get_type_hints(Recipe)
+    return {field.name: hints[field.name] for field in dataclasses.fields(recipe) if field.name not in ("name", "line")}
 
 
 def _parse(key: str, text: str, kind: Any) -> Any:

@@ -7,18 +7,17 @@ any step and on any number of processes, continues as if it had never stopped.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rewa.deploy.zeros import freeze_zeros
 from rewa.methods.dense import Dense
-from rewa.methods.method import Method, Plan
+from rewa.methods.method import Bound, Method, Plan
 from rewa.record import Epoch
 from rewa.sparsity import count
 from rewa.train.checkpoint import Checkpoint
@@ -92,11 +91,12 @@ class Trainer:
         self.epoch_steps = data.steps_per_epoch(job.recipe.batch_size)
         self.segments = self._segments()
         self.step, self.index = 0, 0
+        self.bound: Bound[Any]  # the method of this segment, at work
         self.totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # of the epoch: loss, right ones, seen
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.numeric.precision == "float16")
 
     def _segments(self) -> list[Segment]:
-        recipe, method = self.recipe, dataclasses.replace(self.job.method)
+        recipe, method = self.recipe, self.job.method
         finetune = recipe.finetuned(method)
         plan = method.planned(recipe.plan(self.epoch_steps, finetune=finetune))
         segments = [Segment("train", method, plan, 0)]
@@ -116,21 +116,24 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------- begin and restore
 
-    def begin(self, index: int = 0, model: nn.Module | None = None) -> None:
+    def begin(self, index: int = 0, model: nn.Module | None = None, state: dict[str, Tensor] | None = None) -> None:
         """Begin a segment.
 
         Args:
             index: The number of the segment.
             model: The model to begin with; by default a new one.
+            state: What to load into the model once the method is bound to it.
         """
         self.index = index
         torch.manual_seed(mix(self.job.seed, WEIGHTS))  # also for what a method draws when it starts
         if model is None:
             model = new_model(self.recipe, self.data, self.job.seed)
-            self.segment.method.prepare(model)
+        self.bound = self.segment.method.bind(model, self.segment.plan)
+        if state is not None:
+            model.load_state_dict(state)
         self.plain = self.numeric.place_model(model)
         self.model = wrap(self.plain, self.world, self.recipe.parallel, self.recipe.sync_batchnorm)
-        self.optimizer = self.segment.method.start(self.plain, self.segment.plan)
+        self.optimizer = self.bound.start()
         if self.segment.phase == "finetune":
             freeze_zeros(self.plain, all_zero=True)
 
@@ -141,7 +144,7 @@ class Trainer:
         return model, {
             "segment": self.index,
             "optimizer": optimizer,
-            "method": full_state(self.segment.method.state_dict()),
+            "method": full_state(self.bound.state_dict()),
             "scaler": self.scaler.state_dict(),
             "totals": self.world.sum(self.totals.clone()).cpu(),
         }
@@ -153,20 +156,15 @@ class Trainer:
             saved: A checkpoint of it.
         """
         state = saved.state
-        segment = self.segments[state["segment"]]
-        model = new_model(self.recipe, self.data, self.job.seed)
-        segment.method.prepare(model)
         sharded = self.world.size > 1 and self.recipe.parallel == "fsdp"
-        if sharded:
-            model.load_state_dict(saved.model)
-        self.begin(state["segment"], model)
+        self.begin(state["segment"], state=saved.model if sharded else None)
         if not sharded:
             # Only now: an optimizer refuses to begin with a layer of zeros, but a run may have come to one.
             self.plain.load_state_dict(saved.model)
-            if segment.phase == "finetune":
+            if self.segment.phase == "finetune":
                 freeze_zeros(self.plain, all_zero=True)
         load_state(self.optimizer, state["optimizer"])
-        segment.method.load_state_dict(state["method"])
+        self.bound.load_state_dict(state["method"])
         if state["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.step = saved.step
@@ -206,7 +204,7 @@ class Trainer:
         with self._norms_of_now():
             worth = score(self.model, self.batches("validation", self.world), self.numeric, self.world)
         self._check_finite(worth.loss, "validation loss")
-        weights = full_state(segment.method.current()).values()
+        weights = full_state(self.bound.current()).values()
         self.totals.zero_()
         return Epoch(
             epoch=epoch + 1,
@@ -220,12 +218,12 @@ class Trainer:
         )
 
     def _step(self, batch: Batch) -> float:
-        recipe, method, local = self.recipe, self.segment.method, self.step - self.segment.start
+        recipe, bound, local = self.recipe, self.bound, self.step - self.segment.start
         lr = self.segment.plan.learning_rates[local]
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self._seed_noise()
-        method.before_forward(local)
+        bound.before_forward(local)
         self.optimizer.zero_grad()
         parts = list(zip(*(self.numeric.place(tensor).chunk(recipe.accumulate) for tensor in batch), strict=True))
         for number, (inputs, targets) in enumerate(parts, 1):
@@ -235,7 +233,7 @@ class Trainer:
                     logits = self.model(inputs)
                 loss, right = losses(logits, targets, recipe.label_smoothing)
                 total = loss / len(parts)
-                if last and (penalty := method.penalty()) is not None:
+                if last and (penalty := bound.penalty()) is not None:
                     total = total + penalty
                 self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]  # torch's
             seen = targets.numel()
@@ -243,10 +241,10 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         if recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.plain.parameters(), recipe.clip_norm)
-        method.before_step(local)
+        bound.before_step(local)
         self.scaler.step(self.optimizer)
         if not self._overflowed():
-            method.after_step(local, lr)
+            bound.after_step(local, lr)
         self.step += 1
         if self.world.device.type == "cpu" or self.step % 50 == 0:  # on a GPU looking means waiting
             self._check_finite(float(self.totals[0]))
@@ -295,10 +293,9 @@ class Trainer:
         """A plain model with the weights as they are now, whole, on every process."""
         state = full_state(self.plain.state_dict())
         model = build_model(self.recipe, self.data)
-        method = dataclasses.replace(self.segment.method)
-        method.prepare(model)
+        bound = self.segment.method.bind(model, self.segment.plan)
         model.load_state_dict(state)
-        method.finish(model)
+        bound.finish()
         return self.numeric.place_model(model)
 
     def batches(self, split: str, world: World | None = None) -> Iterable[Batch]:
