@@ -93,6 +93,16 @@ def float32():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a finished run of JOB, and its record; only to be read."""
+    out, previous = tmp_path_factory.mktemp("trained"), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    record = train(JOB, out)
+    torch.set_default_dtype(previous)
+    return out, record
+
+
 def test_a_sentence_says_what_was_paid_for_what():
     assert sentence(RECORD) == SENTENCE
     assert "test loss 0.5124 with" in sentence(replace(RECORD, recipe={"metric": "loss"}))
@@ -133,9 +143,10 @@ def test_the_end_of_a_run_tells_who_else_trained_it(terminal):
         assert lines[-4:] == [SENTENCE, *remarks, "in runs/run"]
 
 
-def test_a_sweep_tells_who_else_trained_a_run(tmp_path):
-    record = train(JOB, tmp_path)
+def test_a_sweep_tells_who_else_trained_a_run(tmp_path, trained):
+    _, record = trained
     shared = replace(record, began_with=BeganWith("run-0.5", 16))
+    (tmp_path / JOB.name).mkdir()
     (tmp_path / JOB.name / "record.json").write_text(json.dumps(shared.to_json()))
     stream = io.StringIO()
     with sweeping(Progress(tmp_path, [JOB]), stream=stream):
@@ -226,10 +237,10 @@ def test_other_work_does_not_fill_the_bar(terminal):
         assert watch.progress.tasks[0].completed == 32
 
 
-def test_a_bar_for_a_run_that_was_finished_before(terminal, tmp_path):
-    train(JOB, tmp_path)
+def test_a_bar_for_a_run_that_was_finished_before(terminal, trained):
     with watching(stream=terminal) as watch:
-        record = train(JOB, tmp_path, watch=watch)
+        record = train(JOB, trained[0], watch=watch)
+    assert record == trained[1]
     assert sentence(record) in "\n".join(plain(terminal))
     with Bars(terminal) as watch:
         watch.doing("something before the run begins")
@@ -367,14 +378,13 @@ def test_threads_lose_no_step(stream):
         assert progress.done == 2000.0
 
 
-def test_a_study_shows_a_sweep_as_a_sweep(tmp_path):
+def test_a_study_shows_a_sweep_as_a_sweep(trained):
+    out, _ = trained
     for as_json in (False, True):
         expected, text = io.StringIO(), io.StringIO()
-        job = replace(JOB, name=f"run-{as_json}")
-        train(job, tmp_path)
-        with sweeping(Progress(tmp_path, [job]), as_json=as_json, stream=expected):
+        with sweeping(Progress(out, [JOB]), as_json=as_json, stream=expected):
             pass
-        with studying(as_json=as_json, stream=text) as progress, progress.sweep(Progress(tmp_path, [job])):
+        with studying(as_json=as_json, stream=text) as progress, progress.sweep(Progress(out, [JOB])):
             pass
         assert text.getvalue() == expected.getvalue() != ""
 

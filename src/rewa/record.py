@@ -48,6 +48,7 @@ __all__ = [
 FORMAT = 1  # rises when a reader of an older version would misread a record
 METRICS = ("accuracy", "loss")
 STATUSES = ("running", "finished", "failed")
+SCORES = ("validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
 UNKNOWN = "unknown"  # a commit where there was no git; null in JSON
 
 
@@ -75,15 +76,9 @@ class Epoch:
         Args:
             row: What :meth:`to_json` made.
         """
+        numbers = {key: _number(row[key]) for key in ("lr", "train_loss", "train_accuracy", *SCORES[:2])}
         return cls(
-            epoch=int(row["epoch"]),
-            phase=str(row["phase"]),
-            lr=float(row["lr"]),
-            train_loss=_number(row["train_loss"]),
-            train_accuracy=_number(row["train_accuracy"]),
-            validation_loss=_number(row["validation_loss"]),
-            validation_accuracy=_number(row["validation_accuracy"]),
-            compression=_number(row["compression"], math.inf),
+            epoch=int(row["epoch"]), phase=str(row["phase"]), **numbers, compression=_number(row["compression"], math.inf)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -130,12 +125,11 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in the order of the fields."""
-        scores = ("validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
         return {
             "threshold": self.threshold,
             "prunable": asdict(self.prunable),
             "model": asdict(self.model),
-            **{score: _finite(getattr(self, score)) for score in scores},
+            **{score: _finite(getattr(self, score)) for score in SCORES},
         }
 
 
@@ -399,12 +393,11 @@ def _results(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _point(point: Mapping[str, Any]) -> dict[str, Any]:
-    scores = ("validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
     return {
         "threshold": float(point["threshold"]),
         "prunable": _count(point["prunable"]),
         "model": _count(point["model"]),
-        **{score: _number(point[score]) for score in scores},
+        **{score: _number(point[score]) for score in SCORES},
     }
 
 

@@ -207,33 +207,6 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_a_changed_recipe_is_refused_and_nothing_overwritten(tmp_path):
-    one = Job(recipe=PLAIN, method=make("l1", strength=0.01), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    before = [path.read_bytes() for path in files]
-    others = {
-        "recipe.epochs: 3 there, 4 here": replace(one, recipe=replace(PLAIN, epochs=4)),
-        "method.strength: 0.01 there, 0.02 here": replace(one, method=make("l1", strength=0.02)),
-        "seed: 0 there, 1 here": replace(one, seed=1),
-        "method.name: 'l1' there, 'mcp' here": replace(one, method=make("mcp", strength=0.01)),
-    }
-    for words, other in others.items():
-        with pytest.raises(TrainingError, match=words):
-            train(other, tmp_path)
-    assert [path.read_bytes() for path in files] == before
-    assert train(one, tmp_path).finished
-
-
-def test_a_foreign_record_is_left_alone(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "record.json").write_text("{ my notes")
-    with pytest.raises(TrainingError, match="is not a record"):
-        train(Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run"), tmp_path)
-    assert (tmp_path / "run" / "record.json").read_text() == "{ my notes"
-
-
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_path):
     recipe = replace(PLAIN, lr=1e25, warmup=0.9)
     with pytest.raises(TrainingError, match=r"the loss is .* in epoch \d+, step \d+: lower lr="):
@@ -242,62 +215,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
     assert record["status"] == "failed"
     assert "the loss is" in record["reason"]
     assert read(tmp_path)[0].remarks() == [record["reason"]]
-
-
-def test_a_record_that_is_something_else_is_left_alone(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "record.json").write_text("[]")
-    with pytest.raises(TrainingError, match="is not a record"):
-        train(Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run"), tmp_path)
-
-
-def test_a_record_of_a_newer_version_is_left_alone(tmp_path, whole):
-    (tmp_path / "run").mkdir()
-    newer = json.dumps(whole[2].to_json() | {"format": 2})
-    (tmp_path / "run" / "record.json").write_text(newer)
-    with pytest.raises(TrainingError, match=r"its format is 2, of a newer rewa, .*: upgrade with `pip install --upgrade rewa`"):
-        train(whole[0], tmp_path)
-    assert (tmp_path / "run" / "record.json").read_text() == newer
-
-
-def test_a_run_may_go_on_with_other_threads(tmp_path):
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    with pytest.warns(RuntimeWarning, match="goes on with"):
-        assert train(replace(one, recipe=replace(PLAIN, threads=2)), tmp_path).finished
-
-
-def test_a_recipe_in_other_words_is_the_same(tmp_path):
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    assert train(replace(one, recipe=replace(PLAIN, line="other words")), tmp_path).finished
-
-
-def test_other_data_is_refused(tmp_path):
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
-    record["data"]["fingerprint"] = "of other images"
-    (tmp_path / "run" / "record.json").write_text(json.dumps(record))
-    with pytest.raises(TrainingError, match=r"the data is not what the run in .* began with"):
-        train(one, tmp_path)
-
-
-def test_who_went_on_is_recorded(tmp_path):
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    file = tmp_path / "run" / "record.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "older"}))
-    with pytest.warns(RuntimeWarning, match="this run began with older"):
-        run = train(one, tmp_path)
-    record = json.loads(file.read_text())
-    assert record["commit"] == "older"
-    assert [set(other) for other in record["continued_by"]] == [{"commit", "versions"}]
-    assert run.remarks()[0].startswith("begun by commit older, resumed by commit ")
 
 
 def test_a_signal_while_measuring_stops_at_once(tmp_path, whole):
@@ -324,26 +241,6 @@ def test_a_run_that_came_to_a_layer_of_zeros_resumes(tmp_path):
     assert any(not tensor.any() for name, tensor in saved.model.items() if name.endswith("weight")), "the test is about that"
     train(one, tmp_path / "broken")
     assert result(tmp_path / "whole" / "run") == result(tmp_path / "broken" / "run")
-
-
-def test_what_a_killed_process_left_half_written_is_cleared(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".record.json.4711").write_text("half of")
-    train(Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run"), tmp_path)
-    assert not (tmp_path / "run" / ".record.json.4711").exists()
-
-
-def test_two_processes_do_not_share_a_folder(tmp_path):
-    class Nested(Watch):
-        def step(self, done, loss):
-            with pytest.raises(TrainingError, match="another process is training"):
-                train(one, tmp_path)
-            raise KeyboardInterrupt
-
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
-    with pytest.raises(KeyboardInterrupt):
-        train(one, tmp_path, watch=Nested())
-    assert train(one, tmp_path).finished, "the lock went with its owner"
 
 
 def test_a_damaged_checkpoint_costs_an_epoch_not_the_run(tmp_path, whole):

@@ -16,9 +16,9 @@ from rewa.methods import make
 from rewa.names import nearest
 from rewa.record import Run
 from rewa.train.attempts import Failure
-from rewa.train.cluster import run_ray
 from rewa.train.job import Job, load_data
-from rewa.train.local import run_local
+from rewa.train.local_workers import run_local
+from rewa.train.ray_cluster import run_ray
 from rewa.train.recipes import Recipe, override, setting_names
 from rewa.train.run_folder import RunFolder, TrainingError
 
