@@ -32,7 +32,7 @@ REST = 10.0  # seconds between two lines on how far a stage is
 
 
 def watching(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> AbstractContextManager[Watch]:
-    """The right watch for where the output goes.
+    """The progress callback of a run, for where the output goes.
 
     Args:
         quiet: Show nothing.
@@ -137,7 +137,7 @@ def sweeping(
 
 
 def studying(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> AbstractContextManager[Stages]:
-    """Who to tell how far a computation is that goes in stages.
+    """The progress callback of a computation that goes in stages, for where the output goes.
 
     Args:
         quiet: Show nothing.
@@ -300,7 +300,7 @@ class Bars(Watch):
 
 
 class Stages:
-    """Who looks on while a computation goes from stage to stage: told of everything, shows nothing. Any thread may tell."""
+    """Progress callback of a computation that goes from stage to stage; it shows nothing. Any thread may call it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

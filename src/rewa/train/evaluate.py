@@ -206,7 +206,7 @@ def measure(
         metric: ``"accuracy"`` or ``"loss"``.
         batches: Makes the batches of ``"train"`` (to estimate norms), ``"validation"`` and ``"test"``.
         numeric: How to compute.
-        tick: Told what is done next.
+        tick: Called with what is done next, in words.
 
     Returns:
         The curve, the final cut, and the model with that cut.

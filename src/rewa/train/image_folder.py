@@ -36,7 +36,7 @@ class ImageFolder(Data):
 
     Args:
         root: The folder that holds both.
-        name: Of the data.
+        name: The name of the data.
         validation: Images held out; None for 10,000, or a tenth where there are fewer than 100,000.
         augment: If not, training images are cropped as for evaluation.
         image_size: Side of training images where :meth:`batches` is given none.

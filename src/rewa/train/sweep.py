@@ -117,8 +117,8 @@ class RunsFailed(Exception):
     """Some runs of a sweep did not finish; the others did.
 
     Args:
-        failures: Those.
-        total: How many runs the sweep has.
+        failures: The runs that did not finish.
+        total: The number of all runs.
     """
 
     def __init__(self, failures: Sequence[Failure], total: int) -> None:
@@ -132,7 +132,7 @@ class Progress:
     out: Path
     jobs: Sequence[Job]
     finished: set[str] = field(default_factory=set)
-    failures: list[Failure] = field(default_factory=list)  # told by who does the runs
+    failures: list[Failure] = field(default_factory=list)  # filled while the runs are done
 
     def record(self, name: str) -> Run:
         """The record of one run.
@@ -188,7 +188,7 @@ def run_jobs(
     Args:
         jobs: The runs, such as :meth:`Sweep.jobs`.
         out: Folder of runs.
-        show: Who shows how far it is, such as :func:`rewa.terminal.sweeping`.
+        show: Shows the progress, such as :func:`rewa.terminal.sweeping`.
         root: Where the data is.
         device: Such as ``"cpu"``.
         workers: Runs at a time on this machine; None for as many as its cores can take.
