@@ -37,9 +37,9 @@ from rewa.sparsity import prunable
 from rewa.train.data import AUGMENTATION, Batch, Data, Shard, mix, seeded
 from rewa.train.evaluate import losses
 from rewa.train.job import Job, job, load_data, new_model
-from rewa.train.loop import NOISE
 from rewa.train.numeric import Numeric, choose
 from rewa.train.recipes import RECIPES, Recipe
+from rewa.train.trainer import NOISE
 
 # The paper's strength and settings for each method, but l1 by its proximal map.
 RUNS: dict[str, dict[str, tuple[float, list[str]]]] = {

@@ -28,8 +28,9 @@ from rewa.experiments.digits import SweepResult
 from rewa.experiments.result import How, Result
 from rewa.methods import make, names
 from rewa.train import checkpoint
+from rewa.train.attempts import Failure
 from rewa.train.recipes import RECIPES
-from rewa.train.sweep import Failure, Sweep
+from rewa.train.sweep import Sweep
 
 
 def model():
@@ -394,7 +395,7 @@ def test_a_lost_run_is_one_line_and_exit_code_1(here, capsys):
     streams = capsys.readouterr()
     assert streams.out == ""
     assert re.fullmatch(r"rewa train: the loss is \S+ in epoch 1, step \d+: lower lr=1e\+25 .*\n", streams.err)
-    with pytest.raises(rewa.train.loop.TrainingError, match="the loss is"):
+    with pytest.raises(rewa.train.run_folder.TrainingError, match="the loss is"):
         cli.main([*arguments, "--debug"])
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -18,27 +19,55 @@ import torch
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
 from rewa.methods import make
+from rewa.record import BeganWith, Continuation, Epoch, Final, Histogram, Run
+from rewa.sparsity import Count
 from rewa.terminal import Bars, JsonLines, Lines, Stages, sentence, studying, sweeping, watching
+from rewa.train.attempts import Failure
 from rewa.train.job import Job
-from rewa.train.loop import Watch, train
+from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
-from rewa.train.sweep import Failure, Progress
+from rewa.train.sweep import Progress
+from rewa.train.watch import Watch
 
 TINY = replace(RECIPES["digits"], epochs=3, compressions=(1.0, 5.0), model="mlp", hidden=(20,))
 JOB = Job(recipe=TINY, method=make("l1", strength=0.1), name="[bold]run")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-ROW = {"epoch": 1, "phase": "train", "train_loss": 1.25, "validation_accuracy": 87.654, "compression": 3.14159}
-RECORD = {
-    "name": "run",
-    "recipe": {"metric": "accuracy"},
-    "final": {
-        "test_accuracy": 91.236,
-        "test_loss": 0.51239,
-        "prunable": {"total": 12345, "nonzero": 1234},
-        "file_bytes": 5678,
-        "dense_bytes": 56789,
-    },
-}
+ROW = Epoch(
+    1, "train", 0.1, train_loss=1.25, train_accuracy=88.0, validation_loss=1.3, validation_accuracy=87.654, compression=3.14159
+)
+FINAL = Final(
+    1e-3,
+    Count(12345, 1234),
+    Count(12400, 1289),
+    validation_loss=0.5,
+    validation_accuracy=91.0,
+    test_loss=0.51239,
+    test_accuracy=91.236,
+    max_drop=1.0,
+    file_bytes=5678,
+    dense_bytes=56789,
+)
+RECORD = Run(
+    name="run",
+    status="finished",
+    recipe={"name": "toy", "metric": "accuracy"},
+    method="l1",
+    strength=0.1,
+    strength_is="penalty weight",
+    settings={},
+    seed=0,
+    command="rewa train toy",
+    commit="0123456789abcdef",
+    versions={"rewa": "0.1.0", "torch": "2.13.0"},
+    hardware={},
+    numeric={},
+    data={},
+    prunable=12345,
+    parameters=12400,
+    epochs=(ROW,),
+    final=FINAL,
+    histogram=Histogram((1,), (0.0, 1.0), 0),
+)
 SENTENCE = "run: 91.24 % of test data right with 1,234 of 12,345 weights, 5,678 bytes instead of 56,789"
 
 
@@ -64,14 +93,24 @@ def float32():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a finished run of JOB, and its record; only to be read."""
+    out, previous = tmp_path_factory.mktemp("trained"), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    record = train(JOB, out)
+    torch.set_default_dtype(previous)
+    return out, record
+
+
 def test_a_sentence_says_what_was_paid_for_what():
     assert sentence(RECORD) == SENTENCE
-    assert "test loss 0.5124 with" in sentence({**RECORD, "recipe": {"metric": "loss"}})
+    assert "test loss 0.5124 with" in sentence(replace(RECORD, recipe={"metric": "loss"}))
 
 
 @pytest.mark.parametrize(("metric", "words"), [("accuracy", "91.24 % of"), ("loss", "run: test loss not finite with 1,234")])
 def test_a_loss_that_is_not_finite_has_a_sentence_too(metric, words):
-    assert words in sentence({**RECORD, "recipe": {"metric": metric}, "final": {**RECORD["final"], "test_loss": None}})
+    assert words in sentence(replace(RECORD, recipe={"metric": metric}, final=replace(FINAL, test_loss=math.nan)))
 
 
 def test_lines(tmp_path):
@@ -81,20 +120,45 @@ def test_lines(tmp_path):
         record = train(JOB, tmp_path, watch=watch)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "[bold]run: l1, penalty weight 0.1, 3 epochs".replace("penalty weight", JOB.method.strength_is)
-    for line, row in zip(lines[1:4], record["epochs"], strict=True):
-        assert line.startswith(f"epoch {row['epoch']}/3  loss {row['train_loss']:.4f}  ")
-        assert f"validation {row['validation_accuracy']:.2f} %  compression {row['compression']:.3g}x  " in line
+    for line, row in zip(lines[1:4], record.epochs, strict=True):
+        assert line.startswith(f"epoch {row.epoch}/3  loss {row.train_loss:.4f}  ")
+        assert f"validation {row.validation_accuracy:.2f} %  compression {row.compression:.3g}x  " in line
         assert re.search(r"\d+ s left$", line)
     assert lines[3].endswith("  0 s left")
     assert lines[-2:] == [sentence(record), f"in {tmp_path / '[bold]run'}"]
     assert len(lines) == len(set(lines)), "every line says something new"
 
 
+def test_the_end_of_a_run_tells_who_else_trained_it(terminal):
+    other = Continuation("fedcba9876543210+changes", {"rewa": "0.1.0", "torch": "2.14.0"})
+    record = replace(RECORD, began_with=BeganWith("run-0.5", 1200), continued_by=(other,))
+    remarks = [
+        "its first 1,200 steps were trained by run-0.5",
+        "begun by commit 0123456789, resumed by commit fedcba9876+changes, torch 2.14.0",
+    ]
+    stream = io.StringIO()
+    Lines(stream).end(record, "runs/run")
+    Bars(terminal).end(record, "runs/run")
+    for lines in (stream.getvalue().splitlines(), plain(terminal)):
+        assert lines[-4:] == [SENTENCE, *remarks, "in runs/run"]
+
+
+def test_a_sweep_tells_who_else_trained_a_run(tmp_path, trained):
+    _, record = trained
+    shared = replace(record, began_with=BeganWith("run-0.5", 16))
+    (tmp_path / JOB.name).mkdir()
+    (tmp_path / JOB.name / "record.json").write_text(json.dumps(shared.to_json()))
+    stream = io.StringIO()
+    with sweeping(Progress(tmp_path, [JOB]), stream=stream):
+        pass
+    assert stream.getvalue() == f"1/1 {sentence(record)} (its first 16 steps were trained by run-0.5)\n"
+
+
 def test_lines_tell_a_fine_tune_an_empty_model_and_a_second_start():
     stream = io.StringIO()
     watch = Lines(stream)
     watch.begin(JOB, 48, 16)
-    watch.epoch({**ROW, "epoch": 2, "phase": "finetune", "compression": None})
+    watch.epoch(replace(ROW, epoch=2, phase="finetune", compression=math.inf))
     for what in ("measuring: 1 of 2", "measuring: 2 of 2", "writing"):
         watch.doing(what)
     first, second, *rest = stream.getvalue().splitlines()
@@ -109,9 +173,9 @@ def test_the_time_left_counts_from_where_this_process_began(monkeypatch):
     watch = Lines(stream)
     watch.begin(replace(JOB, recipe=replace(TINY, epochs=10)), 160, 64)
     now[0] += 7.0
-    watch.epoch({**ROW, "epoch": 5})
+    watch.epoch(replace(ROW, epoch=5))
     now[0] += 9.0
-    watch.epoch({**ROW, "epoch": 6})
+    watch.epoch(replace(ROW, epoch=6))
     # 7 s for the first of 5 left; then 16 s for 2, with 4 left.
     assert re.findall(r"(\d+) s left", stream.getvalue()) == ["35", "32"]
 
@@ -122,8 +186,8 @@ def test_json_lines(tmp_path):
         assert isinstance(watch, JsonLines)
         record = train(JOB, tmp_path, watch=watch)
     *epochs, end = map(json.loads, stream.getvalue().splitlines())
-    assert epochs == [{"event": "epoch", **row} for row in record["epochs"]]
-    assert end == {"event": "end", "folder": str(tmp_path / JOB.name), "record": record}
+    assert epochs == [{"event": "epoch", **row.to_json()} for row in record.epochs]
+    assert end == {"event": "end", "folder": str(tmp_path / JOB.name), "record": record.to_json()}
 
 
 def test_quiet_is_quiet(tmp_path, capsys):
@@ -150,7 +214,7 @@ def test_a_bar_has_everything_in_80_columns(terminal):
             watch.shown = 0.0
             watch.step(done, torch.tensor(0.12345))
             if done == 816:
-                watch.epoch({**ROW, "epoch": 51})
+                watch.epoch(replace(ROW, epoch=51))
         watch.progress.refresh()
         drawn = plain(terminal)
         watch.doing("measuring: 1 of 2")
@@ -173,10 +237,10 @@ def test_other_work_does_not_fill_the_bar(terminal):
         assert watch.progress.tasks[0].completed == 32
 
 
-def test_a_bar_for_a_run_that_was_finished_before(terminal, tmp_path):
-    train(JOB, tmp_path)
+def test_a_bar_for_a_run_that_was_finished_before(terminal, trained):
     with watching(stream=terminal) as watch:
-        record = train(JOB, tmp_path, watch=watch)
+        record = train(JOB, trained[0], watch=watch)
+    assert record == trained[1]
     assert sentence(record) in "\n".join(plain(terminal))
     with Bars(terminal) as watch:
         watch.doing("something before the run begins")
@@ -314,14 +378,13 @@ def test_threads_lose_no_step(stream):
         assert progress.done == 2000.0
 
 
-def test_a_study_shows_a_sweep_as_a_sweep(tmp_path):
+def test_a_study_shows_a_sweep_as_a_sweep(trained):
+    out, _ = trained
     for as_json in (False, True):
         expected, text = io.StringIO(), io.StringIO()
-        job = replace(JOB, name=f"run-{as_json}")
-        train(job, tmp_path)
-        with sweeping(Progress(tmp_path, [job]), as_json=as_json, stream=expected):
+        with sweeping(Progress(out, [JOB]), as_json=as_json, stream=expected):
             pass
-        with studying(as_json=as_json, stream=text) as progress, progress.sweep(Progress(tmp_path, [job])):
+        with studying(as_json=as_json, stream=text) as progress, progress.sweep(Progress(out, [JOB])):
             pass
         assert text.getvalue() == expected.getvalue() != ""
 

@@ -14,7 +14,13 @@ from types import ModuleType
 __all__ = ["MOVED", "install"]
 
 _DEPLOYED = ("channels", "coding", "contents", "export", "heads", "inference", "packed", "surgery", "tracing", "zeros")
-MOVED = {"rewa.baselines": "rewa.methods", **{f"rewa.{name}": f"rewa.deploy.{name}" for name in _DEPLOYED}}
+MOVED = {
+    "rewa.baselines": "rewa.methods",
+    "rewa.report.records": "rewa.record",
+    "rewa.train.folder": "rewa.train.image_folder",
+    "rewa.train.runs": "rewa.train.run_folder",
+    **{f"rewa.{name}": f"rewa.deploy.{name}" for name in _DEPLOYED},
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

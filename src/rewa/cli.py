@@ -246,10 +246,12 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
 def _train(options: argparse.Namespace) -> str:
     _check_device(options.device)
     from rewa.terminal import watching
-    from rewa.train.job import job
-    from rewa.train.loop import Stopped, TrainingError, train
+    from rewa.train.job import job_and_data
+    from rewa.train.loop import train
+    from rewa.train.run_folder import TrainingError
+    from rewa.train.signals import Stopped
 
-    chosen = job(
+    chosen, data = job_and_data(
         options.recipe,
         options.method,
         strength=options.strength,
@@ -259,10 +261,11 @@ def _train(options: argparse.Namespace) -> str:
         root=options.data,
         download=options.download,
     )
+    how = {"root": options.data, "device": options.device, "download": options.download, "data": data}
     first = os.environ.get("RANK", "0") == "0"
     try:
         with watching(quiet=options.quiet or not first, as_json=options.json) as watch:
-            train(chosen, options.out, root=options.data, device=options.device, download=options.download, watch=watch)
+            train(chosen, options.out, watch=watch, **how)
     except Stopped as stopped:
         raise _Exit(f"{stopped}; saved, and the same command resumes", 128 + stopped.signal) from None
     except TrainingError as error:
@@ -324,7 +327,7 @@ def _sweep(options: argparse.Namespace) -> str:
 @contextmanager
 def _ends_of_sweeps() -> Iterator[None]:
     """The exit codes of a sweep that was stopped, or some of whose runs failed."""
-    from rewa.train.loop import Stopped
+    from rewa.train.signals import Stopped
     from rewa.train.sweep import RunsFailed
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from torch import Tensor
 
+from rewa.record import Epoch, Run
+from rewa.train.attempts import Failure
 from rewa.train.job import Job
-from rewa.train.loop import Watch
-from rewa.train.sweep import Failure, Progress
+from rewa.train.sweep import Progress
+from rewa.train.watch import Watch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +32,7 @@ REST = 10.0  # seconds between two lines on how far a stage is
 
 
 def watching(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> AbstractContextManager[Watch]:
-    """The right watch for where the output goes.
+    """The progress callback of a run, for where the output goes.
 
     Args:
         quiet: Show nothing.
@@ -125,7 +128,7 @@ def sweeping(
             told.add(name)
             count = f"{len(told)}/{len(progress.jobs)}"
             end = {"event": "finished", "run": name, "epochs": done, "of": total}
-            stream.write((json.dumps(end) if as_json else f"{count} {sentence(progress.record(name))}") + "\n")
+            stream.write((json.dumps(end) if as_json else f"{count} {_told(progress.record(name))}") + "\n")
         stream.flush()
 
     yield (lambda: None) if quiet else tell
@@ -134,7 +137,7 @@ def sweeping(
 
 
 def studying(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> AbstractContextManager[Stages]:
-    """Who to tell how far a computation is that goes in stages.
+    """The progress callback of a computation that goes in stages, for where the output goes.
 
     Args:
         quiet: Show nothing.
@@ -144,20 +147,30 @@ def studying(*, quiet: bool = False, as_json: bool = False, stream: TextIO | Non
     return _shown(Stages, _JsonStages, _BarStages, _LineStages, quiet=quiet, as_json=as_json, stream=stream)
 
 
-def sentence(record: dict[str, Any]) -> str:
+def sentence(record: Run) -> str:
     """The end of a run in one sentence.
 
     Args:
         record: The record of a finished run.
     """
-    final = record["final"]
-    weights, metric = final["prunable"], record["recipe"]["metric"]
-    loss = "not finite" if final["test_loss"] is None else f"{final['test_loss']:.4f}"
-    worth = f"{final['test_accuracy']:.2f} % of test data right" if metric == "accuracy" else f"test loss {loss}"
+    final = record.final
+    assert final is not None
+    loss = f"{final.test_loss:.4f}" if math.isfinite(final.test_loss) else "not finite"
+    worth = f"{final.test_accuracy:.2f} % of test data right" if record.metric == "accuracy" else f"test loss {loss}"
     return (
-        f"{record['name']}: {worth} with {weights['nonzero']:,} of {weights['total']:,} weights, "
-        f"{final['file_bytes']:,} bytes instead of {final['dense_bytes']:,}"
+        f"{record.name}: {worth} with {final.prunable.nonzero:,} of {final.prunable.total:,} weights, "
+        f"{final.file_bytes:,} bytes instead of {final.dense_bytes:,}"
     )
+
+
+def _told(record: Run) -> str:
+    """The same for one run of many, with what one should know about it."""
+    return sentence(record) + (f" ({'; '.join(record.remarks())})" if record.remarks() else "")
+
+
+def _ending(record: Run, folder: Path) -> str:
+    """The lines that end a run: what came out, what one should know about it, and where it is."""
+    return "\n".join([sentence(record), *record.remarks(), f"in {folder}"])
 
 
 def _headline(job: Job, steps: int, done: int) -> str:
@@ -166,14 +179,10 @@ def _headline(job: Job, steps: int, done: int) -> str:
     return f"{job.folder_name}: {method.label}, {method.strength_is} {method.strength:.4g}, {job.recipe.epochs} epochs{where}"
 
 
-def _ratio(row: dict[str, Any]) -> str:
-    return "inf" if row["compression"] is None else f"{row['compression']:.3g}"
-
-
-def _line(row: dict[str, Any], epochs: int) -> str:
+def _line(row: Epoch, epochs: int) -> str:
     return (
-        f"epoch {row['epoch']}/{epochs}{' (fine-tune)' if row['phase'] == 'finetune' else ''}  loss {row['train_loss']:.4f}  "
-        f"validation {row['validation_accuracy']:.2f} %  compression {_ratio(row)}x"
+        f"epoch {row.epoch}/{epochs}{' (fine-tune)' if row.phase == 'finetune' else ''}  loss {row.train_loss:.4f}  "
+        f"validation {row.validation_accuracy:.2f} %  compression {row.compression:.3g}x"
     )
 
 
@@ -188,12 +197,12 @@ class Lines(Watch):
         self.epochs, self.started, self.first = job.recipe.epochs, time.monotonic(), -1
         self._say(_headline(job, steps, done))
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: Epoch) -> None:
         """Its line."""
         if self.first < 0:
-            self.first = row["epoch"] - 1
+            self.first = row.epoch - 1
         spent = time.monotonic() - self.started
-        left = spent / (row["epoch"] - self.first) * (self.epochs - row["epoch"])
+        left = spent / (row.epoch - self.first) * (self.epochs - row.epoch)
         self._say(f"{_line(row, self.epochs)}  {left:.0f} s left")
 
     def doing(self, what: str) -> None:
@@ -203,9 +212,9 @@ class Lines(Watch):
             self._say(word)
         self.last = word
 
-    def end(self, record: dict[str, Any], folder: Path) -> None:
+    def end(self, record: Run, folder: Path) -> None:
         """Say what came out."""
-        self._say(f"{sentence(record)}\nin {folder}")
+        self._say(_ending(record, folder))
 
     def _say(self, text: str) -> None:
         self.stream.write(text + "\n")
@@ -218,13 +227,13 @@ class JsonLines(Watch):
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: Epoch) -> None:
         """As it is."""
-        self._say({"event": "epoch", **row})
+        self._say({"event": "epoch", **row.to_json()})
 
-    def end(self, record: dict[str, Any], folder: Path) -> None:
+    def end(self, record: Run, folder: Path) -> None:
         """The whole record."""
-        self._say({"event": "end", "folder": str(folder), "record": record})
+        self._say({"event": "end", "folder": str(folder), "record": record.to_json()})
 
     def _say(self, content: dict[str, Any]) -> None:
         self.stream.write(json.dumps(content) + "\n")
@@ -271,19 +280,19 @@ class Bars(Watch):
             epoch = int((done - 1) // self.steps_per_epoch) + 1
             self._show(f"epoch {epoch}/{self.epochs}  loss {loss.item():.3f}{self.state}")
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: Epoch) -> None:
         """Keep its numbers beside the bar."""
-        self.state = f"  validation {row['validation_accuracy']:.1f} %  {_ratio(row)}x"
-        self._show(f"epoch {row['epoch']}/{self.epochs}  loss {row['train_loss']:.3f}{self.state}")
+        self.state = f"  validation {row.validation_accuracy:.1f} %  {row.compression:.3g}x"
+        self._show(f"epoch {row.epoch}/{self.epochs}  loss {row.train_loss:.3f}{self.state}")
 
     def doing(self, what: str) -> None:
         """In the place of the numbers."""
         self._show(what)
 
-    def end(self, record: dict[str, Any], folder: Path) -> None:
+    def end(self, record: Run, folder: Path) -> None:
         """What came out."""
         self.progress.stop()
-        self.console.out(f"{sentence(record)}\nin {folder}", highlight=False)
+        self.console.out(_ending(record, folder), highlight=False)
 
     def _show(self, state: str) -> None:
         if self.task is not None:
@@ -291,7 +300,7 @@ class Bars(Watch):
 
 
 class Stages:
-    """Who looks on while a computation goes from stage to stage: told of everything, shows nothing. Any thread may tell."""
+    """Progress callback of a computation that goes from stage to stage; it shows nothing. Any thread may call it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

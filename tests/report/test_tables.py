@@ -8,10 +8,10 @@ import statistics
 
 import pytest
 
+from rewa.record import scan
 from rewa.report import compare, read, to_markdown, write
 from rewa.report.figure import BANDS, COLORS, draw, leaders, top_range
 from rewa.report.page import page
-from rewa.report.records import scan
 from rewa.report.tables import ladder
 from rewa.report.text import finding, points_csv, table_csv, to_plain
 
@@ -294,14 +294,14 @@ def test_damaged_times_leave_the_run(tmp_path, saved, made):
     (folder / "timing.json").write_text('{"epoch_seconds": ["soon"]}')
     with pytest.warns(UserWarning, match=r"timing\.json is left out"):
         (run,) = read(tmp_path)
-    assert run.epoch_seconds == ()
+    assert run.timing.epoch_seconds == ()
 
 
 def test_read_takes_folders_files_and_each_run_once(tmp_path, saved, made):
     first, second = saved(tmp_path / "a", made()), saved(tmp_path / "b" / "deep", made(seed=1), timing=False)
     runs = read([tmp_path, first, second / "record.json"])
     assert [run.seed for run in runs] == [0, 1]
-    assert [sum(run.epoch_seconds) for run in runs] == [4.5, 0]
+    assert [sum(run.timing.epoch_seconds) for run in runs] == [4.5, 0]
 
 
 def test_csv_files(comparisons, made):
@@ -472,3 +472,19 @@ def test_a_table_says_which_strengths_were_chosen(comparisons, made):
     pairs = [(strength, seed) for strength in (0.1, 0.2) for seed in (0, 1)]
     (comparison,) = comparisons(*(made("l1", *pair, points=[(200, 80.0 + (pair in better), 70.0)]) for pair in pairs))
     assert to_plain(comparison).splitlines()[-1].strip() == "0.1 to 0.2"
+
+
+def test_the_page_tells_why_a_run_failed_and_who_else_trained_it(tmp_path, saved, made):
+    shared = made(seed=1) | {"began_with": {"run": "toy-<b>-s1", "steps": 1200}}
+    resumed = made(seed=2) | {"continued_by": [{"commit": "fedcba9876543210", "versions": {"rewa": "0.2.0"}}]}
+    failed = made(seed=3, status="failed") | {"reason": "the loss is nan in epoch 2, step 7"}
+    for record in (made(), shared, resumed, failed):
+        saved(tmp_path, record)
+    text = page(compare(read(tmp_path)))
+    assert "its first 1,200 steps were trained by toy-&lt;b&gt;-s1" in text
+    assert "begun by commit abc123, resumed by commit fedcba9876, rewa 0.2.0" in text
+    assert "the loss is nan in epoch 2, step 7" in text
+    (folder,) = tmp_path.glob("*-s2")
+    (folder / "timing.json").write_text('{"epoch_seconds": [1.5, 1.5, 1.5], "steps": 48, "resumed": 2}')
+    assert text.count("(resumed") == 0
+    assert "4.5 s (resumed 2 times)" in page(compare(read(tmp_path)))

@@ -14,8 +14,10 @@ from rewa.methods.method import Plan
 from rewa.train import checkpoint
 from rewa.train.beginnings import Beginning
 from rewa.train.job import job
-from rewa.train.loop import Stopped, Watch, train
+from rewa.train.loop import train
+from rewa.train.signals import Stopped
 from rewa.train.sweep import run_jobs
+from rewa.train.watch import Watch
 
 SHORT = ("epochs=4", "compressions=1,5", "model=mlp", "hidden=20")
 LATE = ("begin=0.6", "end=0.9")  # 2.4 epochs are before the first cut: two whole ones are shared
@@ -56,7 +58,7 @@ def test_other_seeds_settings_and_methods_begin_by_themselves(tmp_path):
     ]
     at_once = [job("digits", name, strength=0.5, changes=SHORT) for name in ("gmp", "rigl", "l1")]
     for one in (*begins_late, *at_once):
-        assert "began_with" not in train(one, tmp_path / "runs", beginnings=tmp_path / "beginnings")
+        assert train(one, tmp_path / "runs", beginnings=tmp_path / "beginnings").began_with is None
     assert len(list((tmp_path / "beginnings").iterdir())) == len(begins_late)
 
 
@@ -73,7 +75,7 @@ class StopAfter(Watch):
         self.epochs = epochs
 
     def epoch(self, row):
-        if row["epoch"] == self.epochs:
+        if row.epoch == self.epochs:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -87,7 +89,9 @@ def test_a_stopped_run_still_says_what_it_began_with_and_leaves_nothing_that_oth
     train(job("digits", "gmp", strength=0.5, changes=[*SHORT, *LATE]), tmp_path, beginnings=beginnings)
     with pytest.raises(Stopped):
         train(jobs[1], tmp_path, beginnings=beginnings, watch=StopAfter(3))
-    assert train(jobs[1], tmp_path)["began_with"]["run"] == "digits-gmp-0.5-s0"
+    record = train(jobs[1], tmp_path)
+    assert record.began_with.run == "digits-gmp-0.5-s0"
+    assert record.remarks() == [f"its first {record.began_with.steps} steps were trained by digits-gmp-0.5-s0"]
 
 
 def test_the_strength_plays_no_part_before_the_first_cut():
@@ -117,5 +121,5 @@ def test_a_beginning_that_cannot_be_left_does_not_end_the_run(tmp_path, monkeypa
         raise OSError("no space left on device")
 
     monkeypatch.setattr(checkpoint, "save", full)
-    with pytest.warns(RuntimeWarning, match="cannot go on from this one: no space left"):
+    with pytest.warns(RuntimeWarning, match="cannot continue from this one: no space left"):
         Beginning(tmp_path, {"seed": 0}, 5).leave({"weight": torch.ones(2)}, {})

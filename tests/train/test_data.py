@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rewa.train.data import Images, Shard, Text, fixed_order, mix
-from rewa.train.folder import Folder
+from rewa.train.image_folder import ImageFolder
 from tiny_data import same, write_images
 
 
@@ -38,7 +38,7 @@ def any_data(request, folder):
         "plain": lambda: some_images(channels=1),
         "resized": lambda: some_images(augment=True, resize=12),
         "text": some_text,
-        "folder": lambda: Folder(folder, image_size=16, evaluation_size=20, workers=0),
+        "folder": lambda: ImageFolder(folder, image_size=16, evaluation_size=20, workers=0),
     }[request.param]()
 
 
@@ -107,7 +107,7 @@ def test_evaluation_limit_takes_the_first(any_data):
 
 
 def test_kinds_and_shapes(any_data):
-    evaluated = (3, 20, 20) if isinstance(any_data, Folder) else any_data.example_shape
+    evaluated = (3, 20, 20) if isinstance(any_data, ImageFolder) else any_data.example_shape
     for x, y, shape in (
         (*next(any_data.batches(0, seed=0, batch_size=4)), any_data.example_shape),
         (*next(any_data.evaluation("validation", batch_size=2)), evaluated),
@@ -207,24 +207,24 @@ def test_fingerprint_of_text():
 
 def test_fingerprint_of_a_folder(tmp_path):
     write_images(tmp_path / "here")
-    first = Folder(tmp_path / "here", workers=0)
-    found = [first.fingerprint, Folder(tmp_path / "here", workers=0, validation=4).fingerprint]
+    first = ImageFolder(tmp_path / "here", workers=0)
+    found = [first.fingerprint, ImageFolder(tmp_path / "here", workers=0, validation=4).fingerprint]
     moved = tmp_path / "there"
     (tmp_path / "here").rename(moved)
-    assert Folder(moved, workers=2, image_size=16, augment=False).fingerprint == found[0]
+    assert ImageFolder(moved, workers=2, image_size=16, augment=False).fingerprint == found[0]
     for number, path in enumerate((moved / "train" / "ant" / "ant03.JPEG", moved / "val" / "bee" / "bee00.JPEG")):
         path.rename(path.with_name(f"{number}.jpg"))
-        found.append(Folder(moved, workers=0).fingerprint)
+        found.append(ImageFolder(moved, workers=0).fingerprint)
         path.with_name(f"{number}.jpg").unlink()
-        found.append(Folder(moved, workers=0).fingerprint)
+        found.append(ImageFolder(moved, workers=0).fingerprint)
     assert len(set(found)) == 6
     assert first.fingerprint == found[0]  # of what was found then
 
 
 def test_fingerprint_of_a_folder_that_is_the_current_one(folder, monkeypatch):
-    wanted = Folder(folder, workers=0).fingerprint
+    wanted = ImageFolder(folder, workers=0).fingerprint
     monkeypatch.chdir(folder)
-    assert Folder(Path(), workers=0).fingerprint == wanted
+    assert ImageFolder(Path(), workers=0).fingerprint == wanted
 
 
 # -------------------------------------------------------------------------------------------------------- images

@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rewa.train.job import job
-from rewa.train.loop import TrainingError, Watch, train
+from rewa.train.loop import train
 from rewa.train.models import ResNet
+from rewa.train.run_folder import TrainingError
+from rewa.train.watch import Watch
 from tiny_data import write_images
 
 # Python 3.12 and later warn when a process with threads forks, as torch's loader does.
@@ -84,7 +86,7 @@ def test_the_recipe_runs_from_end_to_end(imagenet, tmp_path):
         record = train(chosen, tmp_path / "here", root=imagenet, device="cpu", watch=sizes)
     finally:
         hook.remove()
-    check(record)
+    check(record.to_json())
     assert not multiprocessing.active_children()  # the workers are gone
     # 30 images are 3 batches of 8 in each epoch; they grow for the last one.
     assert sizes.trained == [(8, 3, side, side) for side in (32, 32, 32, 64) for _ in range(3)]

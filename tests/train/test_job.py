@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
+from rewa import cli
 from rewa.methods import make
 from rewa.methods.dense import Dense
 from rewa.methods.rewa import ReWA
+from rewa.train import job as jobs
 from rewa.train.job import Job, build_model, job, load_data
 from rewa.train.recipes import RECIPES
 from tiny_data import write_cifar10, write_fashion
@@ -44,6 +46,21 @@ def tiny(tmp_path, monkeypatch, folder):
         return replace(recipe, validation=5), tmp_path
 
     return of
+
+
+@pytest.mark.parametrize("strength", [[], ["--strength", "0.01"]])
+def test_a_command_loads_its_data_once(tmp_path, monkeypatch, strength):
+    """Its size decides the default strength, and the run needs it, too."""
+    loads, original = [], jobs.load
+
+    def counted(*arguments, **options):
+        loads.append(arguments)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(jobs, "load", counted)
+    changes = [word for change in ("model=mlp", "hidden=8", "epochs=1", "compressions=1") for word in ("--set", change)]
+    assert cli.main(["train", "digits", "--method", "l1", *strength, *changes, "--quiet", "--out", str(tmp_path)]) == 0
+    assert loads == [("digits",)]
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -14,13 +14,18 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 import rewa
 from rewa.methods import make, names
 from rewa.methods.method import Bound
+from rewa.record import read
 from rewa.sparsity import prunable
 from rewa.train import checkpoint
 from rewa.train.data import mix
 from rewa.train.datasets import load
-from rewa.train.job import Job, build_model, job, load_data
-from rewa.train.loop import NOISE, WEIGHTS, Stopped, TrainingError, Watch, train
+from rewa.train.job import WEIGHTS, Job, build_model, job, load_data
+from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
+from rewa.train.run_folder import TrainingError
+from rewa.train.signals import Stopped
+from rewa.train.trainer import NOISE
+from rewa.train.watch import Watch
 
 SHORT = replace(RECIPES["digits"], epochs=3, compressions=(1, 5, 20))
 PLAIN = replace(SHORT, model="mlp", hidden=(20,))
@@ -58,6 +63,17 @@ def result(folder: Path):
     return [(folder / name).read_bytes() for name in ("trained.safetensors", "model.rewa", "record.json")]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that others are compared with: its job, the folder of it, and its record."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    out, one = tmp_path_factory.mktemp("whole"), Job(recipe=SHORT, method=make("rewa", strength=0.02), name="run")
+    record = train(one, out)
+    torch.set_default_dtype(previous)
+    return one, out / "run", record
+
+
 def test_the_loop_is_the_obvious_loop(tmp_path):
     """Dense training by the loop equals the lines that anyone would write, bit for bit."""
     train(Job(recipe=SHORT, method=make("dense", strength=1e-3)), tmp_path)
@@ -82,8 +98,10 @@ def test_the_loop_is_the_obvious_loop(tmp_path):
 
 
 def test_a_record_says_all(tmp_path):
-    record = train(Job(recipe=SHORT, method=make("rewa", strength=0.02), seed=4, name="mine"), tmp_path)
+    run = train(Job(recipe=SHORT, method=make("rewa", strength=0.02), seed=4, name="mine"), tmp_path)
+    record = run.to_json()
     assert record == json.loads((tmp_path / "mine" / "record.json").read_text())
+    assert run.folder == tmp_path / "mine"
     assert record["status"] == "finished"
     assert record["seed"] == 4
     assert record["method"] == {
@@ -115,32 +133,38 @@ def test_a_record_says_all(tmp_path):
     assert not (tmp_path / "mine" / "checkpoints").exists()
 
 
-def test_the_final_cut_and_the_curve_are_what_the_model_does(tmp_path):
+def test_the_final_cut_and_the_curve_are_what_the_model_does(whole):
     """Accuracies of the record, measured again from the files, with the statistics that the cut model has."""
-    record = train(Job(recipe=SHORT, method=make("rewa", strength=0.02), name="mine"), tmp_path)
+    _, folder, record = whole
     data = load_data(SHORT)
     model = build_model(SHORT, data)
-    model.load_state_dict(rewa.load_packed(tmp_path / "mine" / "model.rewa"))
+    model.load_state_dict(rewa.load_packed(folder / "model.rewa"))
     model.eval()
     for split in ("validation", "test"):
         right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in data.evaluation(split, batch_size=360))
-        assert 100 * right / 360 == pytest.approx(record["final"][f"{split}_accuracy"])
+        assert 100 * right / 360 == pytest.approx(getattr(record.final, f"{split}_accuracy"))
 
 
-@pytest.mark.parametrize("at", [1, 16, 23, 47, 48])
 @pytest.mark.parametrize("how", ["signal", "kill"])
-def test_resumed_is_identical(tmp_path, at, how):
-    one = Job(recipe=SHORT, method=make("rewa", strength=0.02), name="run")
-    train(one, tmp_path / "whole")
-    watch, ends = (StopAt(at), Stopped) if how == "signal" else (KillAt(at), KeyboardInterrupt)
-    with pytest.raises(ends):
-        train(one, tmp_path / "broken", watch=watch)
-    done = []
+def test_resumed_is_identical(tmp_path, whole, how):
+    """After the first step, at the end of an epoch, within one, just before and at the end: one run is stopped at each."""
+    one, folder, _ = whole
+    begun, places = [], [1, 16, 23, 47, 48]
+    for at in places:
+        watch, ends = (StopAt(at), Stopped) if how == "signal" else (KillAt(at), KeyboardInterrupt)
+        watch.begin = lambda job, steps, before: begun.append(before)
+        with pytest.raises(ends):
+            train(one, tmp_path, watch=watch)
     watch = Watch()
-    watch.begin = lambda job, steps, before: done.append(before)
-    train(one, tmp_path / "broken", watch=watch)
-    assert done == [at if how == "signal" else at // 16 * 16 if at % 16 else at - 16]
-    assert result(tmp_path / "whole" / "run") == result(tmp_path / "broken" / "run")
+    watch.begin = lambda job, steps, before: begun.append(before)
+    train(one, tmp_path, watch=watch)
+    # A signal saves the step; what is killed goes back to the end of an epoch, which is saved after its last step.
+    assert begun == [0, *(places if how == "signal" else [0, 0, 16, 32, 32])]
+    assert result(tmp_path / "run") == result(folder)
+    timing = json.loads((tmp_path / "run" / "timing.json").read_text())
+    assert (len(timing["epoch_seconds"]), timing["steps"]) == (3, 48)
+    assert timing["resumed"] == (5 if how == "signal" else 3), "times that it began with a checkpoint"
+    assert read(tmp_path)[0].timing.resumed == timing["resumed"]
 
 
 @pytest.mark.parametrize(
@@ -165,12 +189,12 @@ def test_every_method_trains_digits(tmp_path, name):
     one = job("digits", name, changes=changes)
     weakest = one.method.grid(one.method.planned(one.recipe.plan(16)))[0]
     record = train(replace(one, method=replace(one.method, strength=weakest)), tmp_path)
-    assert record["status"] == "finished"
-    assert record["method"]["name"] == name
-    assert len(record["epochs"]) == 4
-    best = max(row["train_accuracy"] for row in record["epochs"])
+    assert record.finished
+    assert record.method == name
+    assert len(record.epochs) == 4
+    best = max(row.train_accuracy for row in record.epochs)
     assert best > 30, "nothing was learned"
-    trained = load_file(tmp_path / record["name"] / "trained.safetensors")
+    trained = load_file(tmp_path / record.name / "trained.safetensors")
     assert {tuple(tensor.shape) for tensor in trained.values()} >= {(16, 1, 3, 3), (64, 32, 3, 3), (10, 256)}
     assert len(trained) == 20, "a plain model is left"
 
@@ -183,33 +207,6 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_a_changed_recipe_is_refused_and_nothing_overwritten(tmp_path):
-    one = Job(recipe=PLAIN, method=make("l1", strength=0.01), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    before = [path.read_bytes() for path in files]
-    others = {
-        "recipe.epochs: 3 there, 4 here": replace(one, recipe=replace(PLAIN, epochs=4)),
-        "method.strength: 0.01 there, 0.02 here": replace(one, method=make("l1", strength=0.02)),
-        "seed: 0 there, 1 here": replace(one, seed=1),
-        "method.name: 'l1' there, 'mcp' here": replace(one, method=make("mcp", strength=0.01)),
-    }
-    for words, other in others.items():
-        with pytest.raises(TrainingError, match=words):
-            train(other, tmp_path)
-    assert [path.read_bytes() for path in files] == before
-    assert train(one, tmp_path)["status"] == "finished"
-
-
-def test_a_foreign_record_is_left_alone(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "record.json").write_text("{ my notes")
-    with pytest.raises(TrainingError, match="is not a record"):
-        train(Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run"), tmp_path)
-    assert (tmp_path / "run" / "record.json").read_text() == "{ my notes"
-
-
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_path):
     recipe = replace(PLAIN, lr=1e25, warmup=0.9)
     with pytest.raises(TrainingError, match=r"the loss is .* in epoch \d+, step \d+: lower lr="):
@@ -217,66 +214,21 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["status"] == "failed"
     assert "the loss is" in record["reason"]
+    assert read(tmp_path)[0].remarks() == [record["reason"]]
 
 
-def test_a_record_that_is_something_else_is_left_alone(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "record.json").write_text("[]")
-    with pytest.raises(TrainingError, match="is not a record"):
-        train(Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run"), tmp_path)
-
-
-def test_a_run_may_go_on_with_other_threads(tmp_path):
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    with pytest.warns(RuntimeWarning, match="goes on with"):
-        assert train(replace(one, recipe=replace(PLAIN, threads=2)), tmp_path)["status"] == "finished"
-
-
-def test_a_recipe_in_other_words_is_the_same(tmp_path):
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    assert train(replace(one, recipe=replace(PLAIN, line="other words")), tmp_path)["status"] == "finished"
-
-
-def test_other_data_is_refused(tmp_path):
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
-    record["data"]["fingerprint"] = "of other images"
-    (tmp_path / "run" / "record.json").write_text(json.dumps(record))
-    with pytest.raises(TrainingError, match=r"the data is not what the run in .* began with"):
-        train(one, tmp_path)
-
-
-def test_who_went_on_is_recorded(tmp_path):
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
-    with pytest.raises(Stopped):
-        train(one, tmp_path, watch=StopAt(20))
-    file = tmp_path / "run" / "record.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "older"}))
-    with pytest.warns(RuntimeWarning, match="this run began with older"):
-        record = train(one, tmp_path)
-    assert record["commit"] == "older"
-    assert [set(other) for other in record["continued_by"]] == [{"commit", "versions"}]
-
-
-def test_a_signal_while_measuring_stops_at_once(tmp_path):
+def test_a_signal_while_measuring_stops_at_once(tmp_path, whole):
     class Then(Watch):
         def doing(self, what):
             seen.append(what)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    one, seen = Job(recipe=SHORT, method=make("rewa", strength=0.02), name="run"), []
-    train(one, tmp_path / "whole")
+    (one, folder, _), seen = whole, []
     with pytest.raises(Stopped):
-        train(one, tmp_path / "broken", watch=Then())
+        train(one, tmp_path, watch=Then())
     assert len(seen) == 1
-    train(one, tmp_path / "broken")
-    assert result(tmp_path / "whole" / "run") == result(tmp_path / "broken" / "run")
+    train(one, tmp_path)
+    assert result(tmp_path / "run") == result(folder)
 
 
 def test_a_run_that_came_to_a_layer_of_zeros_resumes(tmp_path):
@@ -291,46 +243,25 @@ def test_a_run_that_came_to_a_layer_of_zeros_resumes(tmp_path):
     assert result(tmp_path / "whole" / "run") == result(tmp_path / "broken" / "run")
 
 
-def test_what_a_killed_process_left_half_written_is_cleared(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".record.json.4711").write_text("half of")
-    train(Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run"), tmp_path)
-    assert not (tmp_path / "run" / ".record.json.4711").exists()
-
-
-def test_two_processes_do_not_share_a_folder(tmp_path):
-    class Nested(Watch):
-        def step(self, done, loss):
-            with pytest.raises(TrainingError, match="another process is training"):
-                train(one, tmp_path)
-            raise KeyboardInterrupt
-
-    one = Job(recipe=PLAIN, method=make("dense", strength=0.0), name="run")
+def test_a_damaged_checkpoint_costs_an_epoch_not_the_run(tmp_path, whole):
+    one, folder, _ = whole
     with pytest.raises(KeyboardInterrupt):
-        train(one, tmp_path, watch=Nested())
-    assert train(one, tmp_path)["status"] == "finished", "the lock went with its owner"
-
-
-def test_a_damaged_checkpoint_costs_an_epoch_not_the_run(tmp_path):
-    one = Job(recipe=SHORT, method=make("rewa", strength=0.02), name="run")
-    train(one, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(one, tmp_path / "broken", watch=KillAt(40))
-    newest = max((tmp_path / "broken" / "run" / "checkpoints").iterdir())
+        train(one, tmp_path, watch=KillAt(40))
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
     (newest / "state.pt").write_bytes(b"\0" * 100)
     with pytest.warns(RuntimeWarning, match="damaged"):
-        train(one, tmp_path / "broken")
-    assert result(tmp_path / "whole" / "run") == result(tmp_path / "broken" / "run")
+        train(one, tmp_path)
+    assert result(tmp_path / "run") == result(folder)
 
 
 def test_the_masked_fine_tune_keeps_the_zeros(tmp_path):
     recipe = replace(SHORT, epochs=6, finetune_epochs=2)
     record = train(Job(recipe=recipe, method=make("l1", strength=0.3), name="run"), tmp_path)
-    assert [row["phase"] for row in record["epochs"]] == ["train"] * 4 + ["finetune"] * 2
-    assert record["epochs"][4]["lr"] < 0.1 * SHORT.lr
-    assert record["curve"][0]["threshold"] == 0
+    assert [row.phase for row in record.epochs] == ["train"] * 4 + ["finetune"] * 2
+    assert record.epochs[4].lr < 0.1 * SHORT.lr
+    assert record.curve[0].threshold == 0
     # The cut before the fine-tune wrote exact zeros, and they are there in the end.
-    assert record["curve"][0]["prunable"]["nonzero"] < 0.5 * record["weights"]["prunable"]
+    assert record.curve[0].prunable.nonzero < 0.5 * record.prunable
 
 
 def test_a_batch_in_parts_is_the_same_batch(tmp_path):
@@ -338,7 +269,7 @@ def test_a_batch_in_parts_is_the_same_batch(tmp_path):
     losses = []
     for parts in (1, 4):
         one = Job(recipe=replace(PLAIN, accumulate=parts), method=make("rewa", strength=1e-3), name=f"run{parts}")
-        losses.append([row["train_loss"] for row in train(one, tmp_path)["epochs"]])
+        losses.append([row.train_loss for row in train(one, tmp_path).epochs])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -371,7 +302,7 @@ def test_test_data_is_read_once_and_after_everything(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(load("digits")), "evaluation", spy)
     record = train(Job(recipe=SHORT, method=make("rewa", strength=0.02), name="run"), tmp_path)
-    assert reads.count("test") == len(record["curve"]) + 1
+    assert reads.count("test") == len(record.curve) + 1
     first = reads.index("test")
     choosing = len(SHORT.compressions) + 1  # what is left then: one validation score for each point that is reported
     assert reads[first:].count("validation") <= choosing
@@ -426,7 +357,7 @@ def test_the_first_epochs_are_validated_with_fresh_batch_norms(tmp_path):
     with torch.no_grad():
         for x, _ in data.evaluation("train", batch_size=512, limit=recipe.recalibrate):
             model(x)
-    assert record["epochs"][0]["validation_accuracy"] == pytest.approx(validated())
+    assert record.epochs[0].validation_accuracy == pytest.approx(validated())
     assert abs(stale - validated()) > 1
     # What is trained is left alone: two steps of momentum 0.1 from the start.
     assert {int(value) for name, value in trained.items() if name.endswith("num_batches_tracked")} == {2}

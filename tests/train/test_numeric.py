@@ -50,8 +50,8 @@ def test_bfloat16_trains_about_as_well_and_resumes(tmp_path):
     for precision in ("float32", "bfloat16"):
         recipe = replace(base, precision=precision)
         record = train(Job(recipe=recipe, method=make("rewa", strength=0.005), name=precision), tmp_path)
-        assert record["numeric"]["precision"] == precision
-        assert record["numeric"]["channels_last"] == (precision == "bfloat16")
-        accuracies.append(record["final"]["validation_accuracy"])
+        assert record.numeric["precision"] == precision
+        assert record.numeric["channels_last"] == (precision == "bfloat16")
+        accuracies.append(record.final.validation_accuracy)
     assert accuracies[1] > accuracies[0] - 5
     assert accuracies[0] > 85

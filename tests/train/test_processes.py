@@ -1,9 +1,10 @@
-"""Two processes on this machine, through torchrun and gloo, against one."""
+"""Two processes on this machine, through gloo, against one."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,40 +12,175 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
+from rewa import cli
 from rewa.train.processes import World, full_state, load_state
 
 SET = ["model=mlp", "hidden=40,20", "epochs=4", "compressions=1,5", "recalibrate=200"]
+NORMED = ["epochs=2", "compressions=1", "recalibrate=200", "sync_batchnorm=false"]
+GPT = ["context=16", "layers=2", "heads=2", "width=16", "epochs=1", "batch_size=16", "compressions=1", "recalibrate=32"]
+GPT += ["precision=float32"]
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+TORCHRUN += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]  # a port that is free
 
 
-TWO = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-TWO += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]  # a port that is free
+def digits(out: Path, name: str, *changes: str) -> list[str]:
+    """The words of a run on the digits."""
+    words = [word for change in changes for word in ("--set", change)]
+    return ["train", "digits", "--strength", "0.002", "--out", str(out), "--name", name, "--quiet", *words]
 
 
-def launch(out: Path, name: str, *more: str, processes: int = 2, changes=SET, expect: int = 0) -> dict:
-    changes = [word for change in (*changes, *more) for word in ("--set", change)]
-    arguments = ["train", "digits", "--strength", "0.002", "--out", str(out), "--name", name, "--quiet", *changes]
-    start = [*(TWO if processes == 2 else [sys.executable]), "-m", "rewa"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*start, *arguments], timeout=300, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode != 0) == bool(expect), done.stderr
-    return json.loads((out / name / "record.json").read_text()) if not expect else {"stderr": done.stderr}
+def gpt(out: Path, parallel: str) -> list[str]:
+    words = [word for change in (*GPT, f"parallel={parallel}") for word in ("--set", change)]
+    rest = ["--strength", "0.01", "--data", str(out), "--out", str(out), "--name", f"gpt-{parallel}", "--quiet"]
+    return ["train", "shakespeare-gpt", "--method", "l1", *rest, *words]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    out = tmp_path_factory.mktemp("processes")
-    return out, launch(out, "one", processes=1)
+def record_of(out: Path, name: str) -> dict:
+    return json.loads((out / name / "record.json").read_text())
 
 
 def losses(record):
     return [row[key] for row in record["epochs"] for key in ("train_loss", "validation_loss")]
 
 
+# What each of two processes does. A process is started once for all of it: to start takes longer than to train.
+TOGETHER = """
+import contextlib, io, json, os, signal, sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rewa import cli
+from rewa.train.job import job
+from rewa.train.loop import train
+from rewa.train.processes import SyncedBatchNorm
+from rewa.train.signals import Stopped
+from rewa.train.watch import Watch
+
+out, tasks, settings = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+
+
+class At(Watch):
+    def step(self, done, loss):
+        if done == 40:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stopped(parallel):
+    one = job("digits", "rewa", strength=0.002, name=f"stopped-{parallel}", changes=[*settings, f"parallel={parallel}"])
+    try:
+        train(one, out, watch=At())
+    except Stopped:
+        pass
+
+
+def norms():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    x, direction = torch.randn(6, 4, 3, 3), torch.randn(6, 4, 3, 3)
+    plain, synced = torch.nn.BatchNorm2d(4), SyncedBatchNorm(4)
+    for norm in (plain, synced):
+        torch.nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(1))
+    mine = slice(3 * rank, 3 * rank + 3)
+    for _ in range(2):
+        whole = x.clone().requires_grad_()
+        part = x[mine].clone().requires_grad_()
+        (plain(whole) * direction).sum().backward()
+        (synced(part) * direction[mine]).sum().backward()
+        torch.testing.assert_close(part.grad, whole.grad[mine], rtol=1e-12, atol=1e-12)
+    for one, other in zip(plain.buffers(), synced.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    grad = synced.weight.grad.clone()
+    dist.all_reduce(grad)
+    torch.testing.assert_close(grad, plain.weight.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(plain.eval()(x), synced.eval()(x))
+    dist.destroy_process_group()
+    return "as the whole batch"
+
+
+def command(*words):
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        code = cli.main(list(words))
+    return [code, errors.getvalue()]
+
+
+answers = {}
+for name, port, kind, words in tasks:
+    os.environ["MASTER_PORT"] = str(port)  # a group of its own for each
+    answers[name] = {"command": command, "stopped": stopped, "norms": norms}[kind](*words)
+print(json.dumps(answers))
+"""
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    (folder / "input.txt").write_text("".join(chr(97 + (i * i + i // 7) % 26) for i in range(6000)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(out):
+    """What two processes answered, each to every task."""
+    tasks = [
+        ("fsdp", "command", digits(out, "fsdp", *SET, "parallel=fsdp")),
+        ("parts", "command", digits(out, "two", *NORMED)),
+        ("gpt", "command", gpt(out, "fsdp")),
+        ("stopped-ddp", "stopped", ["ddp"]),
+        ("stopped-fsdp", "stopped", ["fsdp"]),
+        ("refused", "command", digits(out, "refused", *SET, "parallel=fsdp", "finetune_epochs=1")),
+        ("norms", "norms", []),
+    ]
+    tasks = [(name, port, kind, words) for (name, kind, words), port in zip(tasks, free_ports(len(tasks)), strict=True)]
+    command = [sys.executable, "-c", TOGETHER, str(out), json.dumps(tasks), json.dumps(SET)]
+    where = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pair = [subprocess.Popen(command, env={**where, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes) for rank in (0, 1)]
+    try:
+        ends = [process.communicate(timeout=300) for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+    assert [process.returncode for process in pair] == [0, 0], ends
+    return [json.loads(output) for output, _ in ends]
+
+
+@pytest.fixture(scope="module")
+def alone(out):
+    """The same runs in one process."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    for words in (digits(out, "one", *SET), digits(out, "parts", *NORMED, "accumulate=2"), gpt(out, "ddp")):
+        assert cli.main(words) == 0
+    torch.set_default_dtype(previous)
+    return {name: record_of(out, name) for name in ("one", "parts", "gpt-ddp")}
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_train_as_one(alone, parallel):
-    out, one = alone
-    two = launch(out, parallel, f"parallel={parallel}")
+def test_two_processes_train_as_one(out, alone, together, parallel):
+    one = alone["one"]
+    if parallel == "ddp":  # the way that people start them
+        command = [*TORCHRUN, "-m", "rewa", *digits(out, "ddp", *SET, "parallel=ddp")]
+        done = subprocess.run(command, timeout=300, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+    else:
+        assert [answer["fsdp"] for answer in together] == [[0, ""], [0, ""]]
+    two = record_of(out, parallel)
     assert two["numeric"]["processes"] == 2
     assert len(losses(two)) == 8
     assert losses(two)[::2] == pytest.approx(losses(one)[::2], rel=1e-6), "in training"
@@ -56,92 +192,37 @@ def test_two_processes_train_as_one(alone, parallel):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_run_may_change_the_number_of_its_processes(alone, parallel, tmp_path):
+def test_a_run_may_change_the_number_of_its_processes(out, alone, together, parallel, capsys):
     """A checkpoint of two processes is the checkpoint of one."""
-    _, one = alone
-    script = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from rewa.train.job import job\n"
-        "from rewa.train.loop import Stopped, Watch, train\n"
-        "class At(Watch):\n"
-        "    def step(self, done, loss):\n"
-        "        if done == 40: os.kill(os.getpid(), signal.SIGTERM)\n"
-        f"one = job('digits', 'rewa', strength=0.002, name='run', changes={[*SET, f'parallel={parallel}']!r})\n"
-        "try:\n"
-        f"    train(one, Path({str(tmp_path)!r}), watch=At())\n"
-        "except Stopped:\n"
-        "    pass\n"
-    )
-    file = tmp_path / "part.py"
-    file.write_text(script)
-    subprocess.run([*TWO, str(file)], check=True, timeout=300, capture_output=True)
-    assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())] == ["step-00000032", "step-00000040"]
-    # The record names the setting, so the same settings go on, in one process.
-    done = launch(tmp_path, "run", f"parallel={parallel}", processes=1)
-    assert losses(done) == pytest.approx(losses(one), rel=1e-5)
+    run = out / f"stopped-{parallel}"
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-00000032", "step-00000040"]
+    # The record names the setting, so the same settings resume, in one process.
+    torch.set_default_dtype(torch.float32)
+    assert cli.main(digits(out, run.name, *SET, f"parallel={parallel}")) == 0
+    assert "'processes': 2} and goes on with" in capsys.readouterr().err
+    assert losses(record_of(out, run.name)) == pytest.approx(losses(alone["one"]), rel=1e-5)
 
 
-def test_parts_of_a_batch_and_processes_are_the_same_to_the_bit(tmp_path):
+def test_parts_of_a_batch_and_processes_are_the_same_to_the_bit(out, alone, together):
     """With batch norms of each part: two processes, or one that takes the parts one after the other."""
-    changes = ["epochs=2", "compressions=1", "recalibrate=200", "sync_batchnorm=false"]
-    one = launch(tmp_path, "one", "accumulate=2", processes=1, changes=changes)
-    two = launch(tmp_path, "two", processes=2, changes=changes)
+    assert [answer["parts"] for answer in together] == [[0, ""], [0, ""]]
+    one, two = alone["parts"], record_of(out, "two")
     assert [row["train_loss"] for row in one["epochs"]] == [row["train_loss"] for row in two["epochs"]]
 
 
-def test_a_sharded_gpt_trains_as_one_process(tmp_path):
-    text = "".join(chr(97 + (i * i + i // 7) % 26) for i in range(6000))
-    (tmp_path / "input.txt").write_text(text)
-    small = ["context=16", "layers=2", "heads=2", "width=16", "epochs=1", "batch_size=16", "compressions=1", "recalibrate=32"]
-    small.append("precision=float32")
-    records = []
-    for processes, parallel in ((1, "ddp"), (2, "fsdp")):
-        changes = [word for change in (*small, f"parallel={parallel}") for word in ("--set", change)]
-        start = [*(TWO if processes == 2 else [sys.executable]), "-m", "rewa", "train", "shakespeare-gpt", "--method", "l1"]
-        rest = ["--strength", "0.01", "--data", str(tmp_path), "--out", str(tmp_path), "--name", parallel, "--quiet", *changes]
-        subprocess.run([*start, *rest], check=True, timeout=300, capture_output=True)
-        records.append(json.loads((tmp_path / parallel / "record.json").read_text()))
-    assert losses(records[1]) == pytest.approx(losses(records[0]), rel=1e-5)
+def test_a_sharded_gpt_trains_as_one_process(out, alone, together):
+    assert [answer["gpt"] for answer in together] == [[0, ""], [0, ""]]
+    assert losses(record_of(out, "gpt-fsdp")) == pytest.approx(losses(alone["gpt-ddp"]), rel=1e-5)
 
 
-def test_a_method_that_needs_whole_weights_says_so(tmp_path):
-    arguments = ("parallel=fsdp", "finetune_epochs=1")
-    assert "masked fine-tune needs whole weights" in launch(tmp_path, "run", *arguments, expect=1)["stderr"]
+def test_a_method_that_needs_whole_weights_says_so(together):
+    for code, errors in (answer["refused"] for answer in together):
+        assert code == 1
+        assert "masked fine-tune needs whole weights" in errors
 
 
-NORMS = """
-import torch, torch.distributed as dist
-from rewa.train.processes import SyncedBatchNorm
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.set_default_dtype(torch.float64)
-torch.manual_seed(0)
-x, direction = torch.randn(6, 4, 3, 3), torch.randn(6, 4, 3, 3)
-plain, synced = torch.nn.BatchNorm2d(4), SyncedBatchNorm(4)
-for norm in (plain, synced):
-    torch.nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(1))
-mine = slice(3 * rank, 3 * rank + 3)
-for _ in range(2):
-    whole = x.clone().requires_grad_()
-    part = x[mine].clone().requires_grad_()
-    (plain(whole) * direction).sum().backward()
-    (synced(part) * direction[mine]).sum().backward()
-    torch.testing.assert_close(part.grad, whole.grad[mine], rtol=1e-12, atol=1e-12)
-for one, other in zip(plain.buffers(), synced.buffers(), strict=True):
-    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-grad = synced.weight.grad.clone()
-dist.all_reduce(grad)
-torch.testing.assert_close(grad, plain.weight.grad, rtol=1e-12, atol=1e-12)
-torch.testing.assert_close(plain.eval()(x), synced.eval()(x))
-dist.destroy_process_group()
-"""
-
-
-def test_synced_norms_are_the_norms_of_the_whole_batch(tmp_path):
-    (tmp_path / "norms.py").write_text(NORMS)
-    done = subprocess.run([*TWO, str(tmp_path / "norms.py")], timeout=120, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_synced_norms_are_the_norms_of_the_whole_batch(together):
+    assert [answer["norms"] for answer in together] == ["as the whole batch"] * 2
 
 
 def test_one_process_is_the_whole_world():

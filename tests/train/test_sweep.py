@@ -21,10 +21,12 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 
 from rewa import cli, report
 from rewa.methods import make, names
+from rewa.train.attempts import Failure
 from rewa.train.job import Job
+from rewa.train.local_workers import run_local
 from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
-from rewa.train.sweep import Contender, Failure, Progress, Sweep, run_local, workers_for
+from rewa.train.sweep import Contender, Progress, Sweep, workers_for
 
 DIGITS = RECIPES["digits"]
 TINY = replace(DIGITS, epochs=2, compressions=(1.0, 5.0), model="mlp", hidden=(20,))

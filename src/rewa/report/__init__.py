@@ -1,7 +1,7 @@
 """Reports: the records of runs as tables, figures and one page that needs no network. Nothing here trains."""
 
+from rewa.record import Run, read
 from rewa.report.page import write
-from rewa.report.records import Run, read
 from rewa.report.tables import Comparison, compare
 from rewa.report.text import to_markdown, to_plain
 

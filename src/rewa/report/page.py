@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rewa.files import write_atomically
+from rewa.record import Run, scan
 from rewa.report.figure import BANDS, DASHES, draw, leaders, styles
 from rewa.report.frame import fill, frame, items, listed, notes, number, table, value
-from rewa.report.records import Run, scan
 from rewa.report.tables import Cell, Comparison, Entry, compare, differing, flat, ranking, top_range
 from rewa.report.text import drop, finding, front, headline, points_csv, ratio, score, size, spread, table_csv, unit
 
@@ -269,7 +269,7 @@ def _runs(comparisons: Sequence[Comparison]) -> str:
             final = run.final
             rows.append(
                 [
-                    html.escape(run.name),
+                    html.escape(run.name) + "".join(f"<small>{html.escape(remark)}</small>" for remark in run.remarks()),
                     f'<span class="status {run.status}">{run.status}</span>',
                     html.escape(comparison.labels[str(run.folder)]),
                     "&ndash;" if run.strength is None else f"{run.strength:g}",
@@ -293,12 +293,12 @@ def _runs(comparisons: Sequence[Comparison]) -> str:
 
 def _duration(run: Run) -> str:
     """The time of the epochs, and how often the run was taken up again."""
-    if not run.epoch_seconds:
+    seconds, resumed = sum(run.timing.epoch_seconds), run.timing.resumed
+    if not seconds:
         return "unknown"
-    seconds = sum(run.epoch_seconds)
     hours, minutes = divmod(round(seconds / 60), 60)
     text = f"{hours} h {minutes} min" if hours else f"{minutes} min" if seconds >= 600 else f"{seconds:.3g} s"
-    return text + (f" (resumed {run.resumed} times)" if run.resumed > 1 else " (resumed)" if run.resumed else "")
+    return text + (f" (resumed {resumed} times)" if resumed > 1 else " (resumed)" if resumed else "")
 
 
 def _payload(comparisons: Sequence[Comparison]) -> tuple[dict[str, Any], str]:
@@ -387,11 +387,11 @@ def _training(run: Run, most: int) -> dict[str, Any]:
     count = len(run.epochs)
     kept = range(count) if count <= most else sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
     rows = [run.epochs[index] for index in kept]
-    tuning = [row["epoch"] for row in run.epochs if row.get("phase") == "finetune" and "epoch" in row]
+    tuning = [row.epoch for row in run.epochs if row.phase == "finetune"]
     return {
-        "epoch": [row.get("epoch", index + 1) for index, row in zip(kept, rows, strict=True)],
+        "epoch": [row.epoch for row in rows],
         "finetune": min(tuning, default=None),
-        **{column: [number(row.get(column)) for row in rows] for column in COLUMNS},
+        **{column: [number(getattr(row, column)) for row in rows] for column in COLUMNS},
     }
 
 

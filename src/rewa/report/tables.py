@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewa.report.records import Final, Point, Run
+from rewa.record import Final, Point, Run
 
 __all__ = [
     "LINE_STEPS",

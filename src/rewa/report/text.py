@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from rewa.report.records import Run, read
+from rewa.record import Run, read
 from rewa.report.tables import Cell, Comparison, Entry, compare, ranking
 
 __all__ = [

@@ -1,8 +1,8 @@
 """Runs that begin alike train their beginning once: under GMP, say, the share of zeros plays no part before the first cut.
 
-The first of them leaves a checkpoint after the last whole epoch that all have in common, and those that start later go on from
-it. What a run does is a function of its settings, its seed and the step, so they end as if each had trained alone: on a CPU
-with the same bytes.
+The first of them leaves a checkpoint after the last whole epoch that all have in common, and those that start later continue
+from it. What a run does is a function of its settings, its seed and the step, so they end as if each had trained alone: on a
+CPU with the same bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import contextlib
 import hashlib
 import json
 import pickle
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,19 @@ from torch import Tensor
 from rewa.train import checkpoint
 from rewa.train.checkpoint import Checkpoint
 
-__all__ = ["Beginning"]
+__all__ = ["Beginning", "beginnings_in"]
+
+
+@contextmanager
+def beginnings_in(out: Path) -> Iterator[Path]:
+    """Give a folder where the runs of one sweep leave their beginnings; it is removed in the end.
+
+    Args:
+        out: Folder of runs.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".beginnings-") as folder:
+        yield Path(folder).resolve()
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,7 @@ class Beginning:
     Args:
         folder: Where runs leave their beginnings, while one sweep lasts: what an earlier one left, other code may have trained.
         terms: All that decides the outcome, the strength aside, as JSON has it.
-        step: Steps that they have in common.
+        step: The number of steps that they have in common.
     """
 
     folder: Path
@@ -52,11 +67,11 @@ class Beginning:
         """Leave it for the others, unless one of them was faster. If that fails, they train it themselves.
 
         Args:
-            model: As of :func:`rewa.train.checkpoint.save`.
-            state: As of :func:`rewa.train.checkpoint.save`.
+            model: What :func:`rewa.train.checkpoint.save` takes.
+            state: What :func:`rewa.train.checkpoint.save` takes.
         """
         try:
             checkpoint.save(self._place, self.step, model, state)
         except OSError as error:
             if self.take() is None:
-                warnings.warn(f"other runs cannot go on from this one: {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"other runs cannot continue from this one: {error}", RuntimeWarning, stacklevel=2)

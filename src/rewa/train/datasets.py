@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rewa.names import nearest
 from rewa.train.data import Batch, Data, Images, Text, fixed_order, split_off
-from rewa.train.folder import Folder
+from rewa.train.image_folder import ImageFolder
 from rewa.train.sources import SOURCES, find
 
 __all__ = ["DATASETS", "load"]
@@ -136,7 +136,7 @@ def _imagenet(
         raise ValueError("imagenet cannot be downloaded without an account: get it from https://image-net.org")
     folder = find("imagenet", root, ("train", "val"), "imagenet", fetch)
     sizes = {"image_size": image_size, "evaluation_size": evaluation_size}
-    return Folder(folder, name="imagenet", validation=validation, augment=augment, workers=workers, **sizes)
+    return ImageFolder(folder, name="imagenet", validation=validation, augment=augment, workers=workers, **sizes)
 
 
 DATASETS: dict[str, Callable[..., Data]] = {
@@ -159,7 +159,7 @@ def load(name: str, *, root: Path | None = None, validation: int | None = None, 
             shakespeare (5 %) are fixed.
         download: Whether to fetch what is missing into ``root``.
         options: ``augment`` and ``resize`` of :class:`rewa.train.data.Images`, ``context`` of :class:`rewa.train.data.Text`, or
-            those of :class:`rewa.train.folder.Folder`.
+            those of :class:`rewa.train.image_folder.ImageFolder`.
 
     Raises:
         FileNotFoundError: If the data is not there.

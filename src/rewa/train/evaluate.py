@@ -7,8 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rewa import cutting
 from rewa.deploy.zeros import finalize, recalibrate_norms
 from rewa.modes import keeping_modes
+from rewa.record import Point
 from rewa.sparsity import count, prunable, whole
 from rewa.train.data import WHOLE, Batch, Data, Shard
 from rewa.train.numeric import Numeric
@@ -42,14 +42,6 @@ class Score(NamedTuple):
         if metric == "accuracy":
             return self.accuracy
         return -math.inf if math.isnan(self.loss) else -self.loss
-
-    def named(self, split: str) -> dict[str, float | None]:
-        """As records hold it; JSON has no number for a loss that is not finite, as that of a network cut to pieces may be.
-
-        Args:
-            split: The data it is of.
-        """
-        return {f"{split}_loss": self.loss if math.isfinite(self.loss) else None, f"{split}_accuracy": self.accuracy}
 
 
 def losses(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -136,7 +128,7 @@ def calibration(data: Data, recipe: Recipe, seed: int, batch_size: int, shard: S
     Args:
         data: The data.
         recipe: The recipe.
-        seed: Of the run.
+        seed: The seed of the run.
         batch_size: Examples at a time, of all processes together.
         shard: Which rows of each batch.
     """
@@ -153,7 +145,7 @@ def cut_at(model: nn.Module, threshold: float, inputs: Iterable[Tensor]) -> nn.M
 
     Args:
         model: A plain model.
-        threshold: The largest modulus that becomes zero.
+        threshold: The largest magnitude that becomes zero.
         inputs: To estimate the norms from, in float32 as :func:`rewa.finalize` does.
     """
     candidate = copy.deepcopy(model)
@@ -202,7 +194,7 @@ def measure(
     batches: Callable[[str], Iterable[Batch]],
     numeric: Numeric,
     tick: Callable[[str], None] = lambda what: None,
-) -> tuple[list[dict[str, Any]], dict[str, Any], nn.Module]:
+) -> tuple[list[Point], Point, nn.Module]:
     """Cut a trained model at each compression, and once more for good, as far as validation data allows.
 
     Each cut is followed by new batch-norm statistics from training examples. Everything is decided on validation data; then
@@ -215,7 +207,7 @@ def measure(
         metric: ``"accuracy"`` or ``"loss"``.
         batches: Makes the batches of ``"train"`` (to estimate norms), ``"validation"`` and ``"test"``.
         numeric: How to compute.
-        tick: Told what is done next.
+        tick: Called with what is done next, in words.
 
     Returns:
         The curve, the final cut, and the model with that cut.
@@ -223,10 +215,9 @@ def measure(
     alone = World(device=numeric.device)
     inputs = [batch for batch, _ in batches("train")]
 
-    def point(candidate: nn.Module, threshold: float) -> dict[str, Any]:
-        counts = {"prunable": asdict(count(prunable(candidate).values())), "model": asdict(whole(candidate))}
-        scores = [score(candidate, batches(split), numeric, alone).named(split) for split in ("validation", "test")]
-        return {"threshold": threshold, **counts, **scores[0], **scores[1]}
+    def point(candidate: nn.Module, threshold: float) -> Point:
+        validation, test = (score(candidate, batches(split), numeric, alone) for split in ("validation", "test"))
+        return Point(threshold, count(prunable(candidate).values()), whole(candidate), *validation, *test)
 
     def choosing() -> None:
         tick("choosing the last cut on validation data")
@@ -238,4 +229,4 @@ def measure(
     for number, threshold in enumerate(cuts, 1):
         tick(f"measuring: {number} of {len(cuts)}")
         curve.append(point(cut_at(model, threshold, inputs), threshold))
-    return curve, {"max_drop": max_drop, **point(final, last)}, final
+    return curve, point(final, last), final

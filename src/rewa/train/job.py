@@ -18,7 +18,7 @@ from rewa.train.datasets import load
 from rewa.train.models import build
 from rewa.train.recipes import Recipe, override, recipe
 
-__all__ = ["Job", "build_model", "job", "load_data", "new_model"]
+__all__ = ["Job", "build_model", "job", "job_and_data", "load_data", "new_model"]
 
 WEIGHTS = 3  # what a seed is for, beside the data's own and the loop's
 
@@ -63,7 +63,18 @@ class Job:
         }
 
 
-def job(
+def job(recipe_name: str, method_name: str, **options: Any) -> Job:
+    """A run from the words of the command line.
+
+    Args:
+        recipe_name: The name of the recipe.
+        method_name: The name of the method.
+        options: What :func:`job_and_data` takes beside them.
+    """
+    return job_and_data(recipe_name, method_name, **options)[0]
+
+
+def job_and_data(
     recipe_name: str,
     method_name: str,
     *,
@@ -73,27 +84,32 @@ def job(
     changes: Iterable[str] = (),
     root: Path | None = None,
     download: bool = False,
-) -> Job:
-    """A run from the words of the command line.
+) -> tuple[Job, Data | None]:
+    """A run from the words of the command line, and its data if the default strength took loading it.
 
     Args:
-        recipe_name: Of the recipe.
-        method_name: Of the method.
-        strength: Of the method; by default the second of its grid for this run.
+        recipe_name: The name of the recipe.
+        method_name: The name of the method.
+        strength: The strength of the method; by default the second of its grid for this run.
         seed: The seed.
-        name: Of the folder.
+        name: The name of the folder.
         changes: Settings to change, ``key=value``.
         root: Where the data is: its size decides how long a run is, and so the default strength.
         download: Whether missing data may be fetched.
+
+    Returns:
+        The run, and the data for :func:`rewa.train.loop.train`, which need not load it again; None if it was not loaded.
     """
     chosen, method = override(recipe(recipe_name), make(method_name), changes)
+    data = None
     if strength is not None:
         method = dataclasses.replace(method, strength=strength)
     if not method.settled:
-        steps = load_data(chosen, root, download).steps_per_epoch(chosen.batch_size)
+        data = load_data(chosen, root, download)
+        steps = data.steps_per_epoch(chosen.batch_size)
         plan = method.planned(chosen.plan(steps, finetune=chosen.finetuned(method)))
         method = method.settle(plan)
-    return Job(recipe=chosen, method=method, seed=seed, name=name)
+    return Job(recipe=chosen, method=method, seed=seed, name=name), data
 
 
 def load_data(recipe: Recipe, root: Path | None = None, download: bool = False) -> Data:

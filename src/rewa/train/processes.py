@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from rewa.train.data import Shard
 
-__all__ = ["SyncedBatchNorm", "World", "connected", "full_state", "load_state", "wrap"]
+__all__ = ["SyncedBatchNorm", "World", "connected", "full_state", "gradients_shared", "load_state", "wrap"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,16 @@ class World:
             dist.broadcast_object_list(values, 0, device=self.device)
             return values[0]
         return value
+
+    def copy(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the first one's values, in place.
+
+        Args:
+            tensors: Tensors of the same shapes everywhere.
+        """
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
 
     def wait(self) -> None:
         """Until all processes are here."""
@@ -174,6 +185,22 @@ def wrap(model: nn.Module, world: World, parallel: str, sync_batchnorm: bool) ->
     from torch.nn.parallel import DistributedDataParallel
 
     return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+
+
+@contextmanager
+def gradients_shared(model: nn.Module, world: World, parallel: str, share: bool) -> Iterator[None]:
+    """Exchange gradients between the processes in this backward pass, or leave that to a later one.
+
+    Args:
+        model: What :func:`wrap` returned.
+        world: The processes.
+        parallel: What :func:`wrap` was told.
+        share: Whether to exchange them.
+    """
+    if world.size > 1 and parallel == "fsdp":
+        model.set_requires_gradient_sync(share)  # type: ignore[operator]
+    with contextlib.nullcontext() if world.size == 1 or parallel == "fsdp" or share else model.no_sync():  # type: ignore[operator]
+        yield
 
 
 def full_state(state: Any) -> Any:

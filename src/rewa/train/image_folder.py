@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from rewa.train.data import AUGMENTATION, Batch, Data, Shard, fixed_order, seeded, split_off
 
-__all__ = ["Folder"]
+__all__ = ["ImageFolder"]
 
 CROP_AREA, CROP_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of random resized crops: Szegedy et al. (CVPR 2015), FFCV's default
 CENTER_CROP = 224 / 256  # share of the shorter side that evaluation sees, in FFCV's recipe too
@@ -26,7 +26,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EXTENSIONS = (".jpeg", ".jpg", ".png")
 
 
-class Folder(Data):
+class ImageFolder(Data):
     """A folder ``train/<class>/`` and a folder ``val/<class>/`` of images, decoded by worker processes as they are needed.
 
     Training: a random part of the image, of 8 to 100 % of its area and with sides from 3:4 to 4:3, resized to
@@ -36,7 +36,7 @@ class Folder(Data):
 
     Args:
         root: The folder that holds both.
-        name: Of the data.
+        name: The name of the data.
         validation: Images held out; None for 10,000, or a tenth where there are fewer than 100,000.
         augment: If not, training images are cropped as for evaluation.
         image_size: Side of training images where :meth:`batches` is given none.
