@@ -1,12 +1,37 @@
+"""What every test starts with, which tests are slow, and in what order the files are run."""
+
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-# The tensors are tiny: threads would only wait for each other. test_fused.py uses two.
+# The tensors are tiny: threads would only wait for each other, here and in the processes that tests start. test_fused.py
+# uses two.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+HERE = Path(__file__).parent
+
+# Files whose tests start processes, train networks or compile, dearest first. `make quick` leaves them out, and `make test`
+# starts with them, so that no worker is left alone with a long file in the end. A slow test elsewhere is marked itself.
+SLOW = [
+]
+
+
+@pytest.hookimpl(tryfirst=True)  # before "-m" selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow files, and put these files first."""
+    places = {HERE / name: place for place, name in enumerate(SLOW)}
+    if missing := [str(path) for path in places if not path.exists()]:
+        raise pytest.UsageError(f"tests/conftest.py lists as slow what is not there: {', '.join(missing)}")
+    for item in items:
+        if item.path in places:
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(autouse=True)

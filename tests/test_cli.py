@@ -246,6 +246,17 @@ def outcome(folder):
     return record, (folder / "trained.safetensors").read_bytes(), (folder / "model.rewa").read_bytes()
 
 
+LONG = ["train", "digits", *TINY, "--set", "epochs=30", "--quiet", "--name", "run"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What the long run leaves when nothing stops it."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert cli.main([*LONG, "--out", str(folder)]) == 0
+    return outcome(folder / "run")
+
+
 @pytest.mark.parametrize("command", ["train", "sweep", "report", "reproduce", "list"])
 def test_examples_of_the_help_parse(command, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -399,15 +410,13 @@ def test_a_lost_run_is_one_line_and_exit_code_1(here, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_same_command_goes_on(here, capsys, number):
-    arguments = ["train", "digits", *TINY, "--set", "epochs=30", "--quiet", "--name", "run"]
-    assert interrupted([*arguments, "--out", "broken"], number, here / "broken/run") == 128 + number
+def test_a_signal_saves_and_the_same_command_goes_on(here, capsys, undisturbed, number):
+    assert interrupted([*LONG, "--out", "broken"], number, here / "broken/run") == 128 + number
     assert capsys.readouterr().err == f"rewa train: stopped by {number.name}; saved, and the same command goes on\n"
     assert json.loads((here / "broken/run/record.json").read_text())["status"] == "running"
-    assert cli.main([*arguments, "--out", "broken"]) == 0
-    assert cli.main([*arguments, "--out", "whole"]) == 0
+    assert cli.main([*LONG, "--out", "broken"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert outcome(here / "broken" / "run") == outcome(here / "whole" / "run")
+    assert outcome(here / "broken" / "run") == undisturbed
 
 
 def test_an_interrupt_outside_of_training_is_one_line(here, capsys):
@@ -544,13 +553,11 @@ for limit in map(int, sys.argv[1].split(",")):
 """
 
 
-def test_a_full_disk_costs_nothing_that_was_saved(here, capsys):
-    arguments = ["train", "digits", *TINY, "--set", "epochs=20", "--quiet", "--name", "run"]
-    assert cli.main([*arguments, "--out", "whole"]) == 0
-    assert interrupted([*arguments, "--out", "broken"], signal.SIGTERM, here / "broken/run") == 143
+def test_a_full_disk_costs_nothing_that_was_saved(here, undisturbed):
+    assert interrupted([*LONG, "--out", "broken"], signal.SIGTERM, here / "broken/run") == 143
     before = checkpoint.load_latest(here / "broken/run/checkpoints")
     # Below the record, the weights, the state of the optimizer.
-    words = [sys.executable, "-c", FULL, "1000,5000,6500,8000", *arguments, "--out", "broken"]
+    words = [sys.executable, "-c", FULL, "1000,5000,6500,8000", *LONG, "--out", "broken"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
@@ -562,5 +569,5 @@ def test_a_full_disk_costs_nothing_that_was_saved(here, capsys):
     assert after.step == before.step
     assert all(torch.equal(after.model[name], tensor) for name, tensor in before.model.items())
     assert not list(here.glob("broken/run/**/.*.*")), "no half files are left"
-    assert cli.main([*arguments, "--out", "broken"]) == 0
-    assert outcome(here / "broken" / "run") == outcome(here / "whole" / "run")
+    assert cli.main([*LONG, "--out", "broken"]) == 0
+    assert outcome(here / "broken" / "run") == undisturbed
