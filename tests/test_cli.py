@@ -399,6 +399,7 @@ def test_list_has_a_debug_too(capsys):
     assert run(capsys, "list", "--debug") == run(capsys, "list")
 
 
+@pytest.mark.slow
 def test_a_lost_run_is_one_line_and_exit_code_1(here, capsys):
     arguments = ["train", "digits", *TINY, "--set", "epochs=2", "--set", "lr=1e25", "--quiet"]
     assert cli.main(arguments) == 1
@@ -409,6 +410,7 @@ def test_a_lost_run_is_one_line_and_exit_code_1(here, capsys):
         cli.main([*arguments, "--debug"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_goes_on(here, capsys, undisturbed, number):
     assert interrupted([*LONG, "--out", "broken"], number, here / "broken/run") == 128 + number
@@ -419,6 +421,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(here, capsys, undisturbed, 
     assert outcome(here / "broken" / "run") == undisturbed
 
 
+@pytest.mark.slow
 def test_an_interrupt_outside_of_training_is_one_line(here, capsys):
     (here / "runs" / "run").mkdir(parents=True)
     os.mkfifo(here / "runs" / "run" / "record.json")  # nobody writes to it: whoever reads it waits
@@ -434,6 +437,7 @@ def test_an_interrupt_outside_of_training_is_one_line(here, capsys):
     assert capsys.readouterr().err == "rewa train: stopped by SIGINT\n"
 
 
+@pytest.mark.slow
 def test_train_prints_json_and_report_reads_the_run(here, capsys):
     arguments = ["train", "digits", *TINY, "--set", "epochs=2", "--json"]
     events = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
@@ -446,6 +450,7 @@ def test_train_prints_json_and_report_reads_the_run(here, capsys):
     assert (here / "page.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_reproduce_prints_as_it_is_told(here, capsys, monkeypatch):
     recipe = replace(RECIPES["digits"], epochs=2, model="mlp", hidden=(20,), compressions=(1.0, 5.0))
     small = Sweep(recipe=recipe, methods=("l1",), strengths=(0.01,), seeds=1)
@@ -530,6 +535,7 @@ def test_reproduce_into_a_file(here, capsys, monkeypatch):
     assert (here / "taken").read_text() == "kept"
 
 
+@pytest.mark.slow
 def test_a_reader_who_has_enough_gets_no_traceback(here):
     words = [sys.executable, "-m", "rewa", "train", "digits", *TINY, "--set", "epochs=200"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -553,6 +559,7 @@ for limit in map(int, sys.argv[1].split(",")):
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_nothing_that_was_saved(here, undisturbed):
     assert interrupted([*LONG, "--out", "broken"], signal.SIGTERM, here / "broken/run") == 143
     before = checkpoint.load_latest(here / "broken/run/checkpoints")

@@ -144,11 +144,13 @@ def fresh() -> dict:
     return json.loads(done.stdout.partition("told: ")[2])
 
 
+@pytest.mark.slow
 def test_import_needs_torch_and_numpy_only(fresh):
     extras = {"sklearn", "matplotlib", "rich", "scipy", "pandas", "PIL", "ray", "tensorboard"}
     assert set(fresh["import rewa"]) & (extras | {"torch._inductor"}) == set()
 
 
+@pytest.mark.slow
 def test_help_does_not_import_torch():
     done = subprocess.run([sys.executable, "-c", HELP], check=True, timeout=120, stdout=subprocess.PIPE, text=True)
     found = set(done.stdout.partition("modules: ")[2].split())
@@ -156,11 +158,13 @@ def test_help_does_not_import_torch():
     assert found & {"torch", "numpy", "rich", "rewa.explain", "rewa.deploy.packed"} == set()
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_none_of_its_parts(fresh):
     found = {name for name in fresh["import torch, rewa"] if name.startswith("rewa.")}
     assert found == {"rewa._moved"}  # the old names of modules
 
 
+@pytest.mark.slow
 def test_a_name_imports_what_it_needs_and_no_more(fresh):
     found = set(fresh["rewa.ReWASGD"])
     assert "rewa.optim.sgd" in found
@@ -168,6 +172,7 @@ def test_a_name_imports_what_it_needs_and_no_more(fresh):
     assert found & ({f"rewa.{name}" for name in unused} | {"scipy", "sklearn", "matplotlib", "transformers", "rich"}) == set()
 
 
+@pytest.mark.slow
 def test_estimators_say_what_they_need(fresh):
     assert "pip install 'rewa[sklearn]'" in fresh["no sklearn"]
 
@@ -186,12 +191,14 @@ def test_lazy_names_are_those_that_type_checkers_see():
         _ = rewa.no_such_name
 
 
+@pytest.mark.slow
 def test_every_module_is_an_attribute_and_never_shadowed(fresh):
     """``import rewa; rewa.deploy.zeros`` is the module, also after every other module was imported."""
     assert set(fresh["walked"]) == set(modules()) - {"rewa", "rewa.__main__"}
     assert fresh["shadowed"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new"), MOVED)
 def test_modules_at_their_old_names(fresh, old, new):
     same, told = fresh["old names"][old]
@@ -199,6 +206,7 @@ def test_modules_at_their_old_names(fresh, old, new):
     assert any(f"{old} is now {new}" in one for one in told), told
 
 
+@pytest.mark.slow
 def test_readme_table_calls_run():
     """Each call of the README's table, with nothing imported but rewa."""
     calls = re.findall(r"\| `((?:rewa|torch)\.[^`]*)`", (ROOT / "README.md").read_text())
@@ -238,11 +246,13 @@ def run_examples(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> st
     return code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/deploy.md", "docs/method.md", "docs/synthetic.md", "docs/train.md"])
 def test_examples_run(page, tmp_path, monkeypatch):
     run_examples(page, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_the_guide_prints_what_it_says(tmp_path, monkeypatch, capsys):
     """The examples of docs/estimators.md, each print beside a comment that begins with its line."""
     code = run_examples("docs/estimators.md", tmp_path, monkeypatch)
