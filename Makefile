@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # A file's tests stay in one process, as they share what was trained; tests/conftest.py puts the longest files first.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test quick lint bench clean
 .DEFAULT_GOAL := help
@@ -28,7 +28,7 @@ test: $(STAMP) ## run every test; eight minutes on two cores
 	$(PYTEST)
 
 quick: $(STAMP) ## run the tests that start no process, train nothing and take no second; 90 s on two cores
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --durations 10 --durations-min 1
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check
