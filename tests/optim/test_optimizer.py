@@ -542,8 +542,8 @@ def test_trap_zero_is_hard_to_cross_and_the_pair_is_not():
         layer = nn.Linear(1, 1, bias=False)
         layer.weight.data.copy_(start)
         rewa.reparametrize(layer, form=form, K=9, M=2)
-        optimizer = torch.optim.SGD(layer.parameters(), lr=0.05, weight_decay=0.02)
-        for _ in range(4000):
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=0.02)
+        for _ in range(1500):
             optimizer.zero_grad()
             (0.5 * (layer.weight - 1) ** 2).sum().backward()
             optimizer.step()
