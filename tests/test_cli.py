@@ -247,6 +247,17 @@ def outcome(folder):
     return record, (folder / "trained.safetensors").read_bytes(), (folder / "model.rewa").read_bytes()
 
 
+LONG = ["train", "digits", *TINY, "--set", "epochs=30", "--quiet", "--name", "run"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What the long run leaves when nothing stops it."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert cli.main([*LONG, "--out", str(folder)]) == 0
+    return outcome(folder / "run")
+
+
 @pytest.mark.parametrize("command", ["train", "sweep", "report", "reproduce", "list"])
 def test_examples_of_the_help_parse(command, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -389,6 +400,7 @@ def test_list_has_a_debug_too(capsys):
     assert run(capsys, "list", "--debug") == run(capsys, "list")
 
 
+@pytest.mark.slow
 def test_a_lost_run_is_one_line_and_exit_code_1(here, capsys):
     arguments = ["train", "digits", *TINY, "--set", "epochs=2", "--set", "lr=1e25", "--quiet"]
     assert cli.main(arguments) == 1
@@ -399,18 +411,18 @@ def test_a_lost_run_is_one_line_and_exit_code_1(here, capsys):
         cli.main([*arguments, "--debug"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_same_command_goes_on(here, capsys, number):
-    arguments = ["train", "digits", *TINY, "--set", "epochs=30", "--quiet", "--name", "run"]
-    assert interrupted([*arguments, "--out", "broken"], number, here / "broken/run") == 128 + number
+def test_a_signal_saves_and_the_same_command_goes_on(here, capsys, undisturbed, number):
+    assert interrupted([*LONG, "--out", "broken"], number, here / "broken/run") == 128 + number
     assert capsys.readouterr().err == f"rewa train: stopped by {number.name}; saved, and the same command resumes\n"
     assert json.loads((here / "broken/run/record.json").read_text())["status"] == "running"
-    assert cli.main([*arguments, "--out", "broken"]) == 0
-    assert cli.main([*arguments, "--out", "whole"]) == 0
+    assert cli.main([*LONG, "--out", "broken"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert outcome(here / "broken" / "run") == outcome(here / "whole" / "run")
+    assert outcome(here / "broken" / "run") == undisturbed
 
 
+@pytest.mark.slow
 def test_an_interrupt_outside_of_training_is_one_line(here, capsys):
     (here / "runs" / "run").mkdir(parents=True)
     os.mkfifo(here / "runs" / "run" / "record.json")  # nobody writes to it: whoever reads it waits
@@ -426,6 +438,7 @@ def test_an_interrupt_outside_of_training_is_one_line(here, capsys):
     assert capsys.readouterr().err == "rewa train: stopped by SIGINT\n"
 
 
+@pytest.mark.slow
 def test_train_prints_json_and_report_reads_the_run(here, capsys):
     arguments = ["train", "digits", *TINY, "--set", "epochs=2", "--json"]
     events = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
@@ -438,6 +451,7 @@ def test_train_prints_json_and_report_reads_the_run(here, capsys):
     assert (here / "page.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_reproduce_prints_as_it_is_told(here, capsys, monkeypatch):
     recipe = replace(RECIPES["digits"], epochs=2, model="mlp", hidden=(20,), compressions=(1.0, 5.0))
     small = Sweep(recipe=recipe, methods=("l1",), strengths=(0.01,), seeds=1)
@@ -522,6 +536,7 @@ def test_reproduce_into_a_file(here, capsys, monkeypatch):
     assert (here / "taken").read_text() == "kept"
 
 
+@pytest.mark.slow
 def test_a_reader_who_has_enough_gets_no_traceback(here):
     words = [sys.executable, "-m", "rewa", "train", "digits", *TINY, "--set", "epochs=200"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -545,13 +560,12 @@ for limit in map(int, sys.argv[1].split(",")):
 """
 
 
-def test_a_full_disk_costs_nothing_that_was_saved(here, capsys):
-    arguments = ["train", "digits", *TINY, "--set", "epochs=20", "--quiet", "--name", "run"]
-    assert cli.main([*arguments, "--out", "whole"]) == 0
-    assert interrupted([*arguments, "--out", "broken"], signal.SIGTERM, here / "broken/run") == 143
+@pytest.mark.slow
+def test_a_full_disk_costs_nothing_that_was_saved(here, undisturbed):
+    assert interrupted([*LONG, "--out", "broken"], signal.SIGTERM, here / "broken/run") == 143
     before = checkpoint.load_latest(here / "broken/run/checkpoints")
     # Below the record, the weights, the state of the optimizer.
-    words = [sys.executable, "-c", FULL, "1000,5000,6500,8000", *arguments, "--out", "broken"]
+    words = [sys.executable, "-c", FULL, "1000,5000,6500,8000", *LONG, "--out", "broken"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
@@ -563,5 +577,5 @@ def test_a_full_disk_costs_nothing_that_was_saved(here, capsys):
     assert after.step == before.step
     assert all(torch.equal(after.model[name], tensor) for name, tensor in before.model.items())
     assert not list(here.glob("broken/run/**/.*.*")), "no half files are left"
-    assert cli.main([*arguments, "--out", "broken"]) == 0
-    assert outcome(here / "broken" / "run") == outcome(here / "whole" / "run")
+    assert cli.main([*LONG, "--out", "broken"]) == 0
+    assert outcome(here / "broken" / "run") == undisturbed

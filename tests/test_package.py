@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib
 import importlib.util
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import rewa
 
@@ -50,38 +52,96 @@ def test_no_imports_in_a_circle():
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_import_needs_torch_and_numpy_only():
-    code = (
-        "import sys, rewa\n"
-        "extras = {'sklearn', 'matplotlib', 'rich', 'scipy', 'pandas', 'PIL', 'ray', 'tensorboard'} & set(sys.modules)\n"
-        "assert not extras, extras\n"
-        "assert 'torch._inductor' not in sys.modules\n"
+HELP = """
+import sys
+from rewa import cli
+try:
+    cli.main(["--help"])
+except SystemExit:
+    print("modules:", *sys.modules)
+"""
+
+# One interpreter for all that needs a fresh one: starting it takes longer than any of the steps.
+FRESH = """
+import importlib, json, pkgutil, sys, types, warnings
+told = {}
+import rewa
+told["import rewa"] = list(sys.modules)
+import torch
+told["import torch, rewa"] = list(sys.modules)
+rewa.ReWASGD
+told["rewa.ReWASGD"] = list(sys.modules)
+
+sys.modules["sklearn"] = None
+try:
+    import rewa.estimators
+except ImportError as error:
+    told["no sklearn"] = str(error)
+del sys.modules["sklearn"]
+
+told["old names"] = {}
+for old, new in json.loads(sys.argv[1]):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = importlib.import_module(old)
+    same = found is importlib.import_module(new) and found.__spec__.name == new
+    told["old names"][old] = [same, [str(one.message) for one in caught if one.category is DeprecationWarning]]
+
+rewa.deploy.zeros.finalize, rewa.deploy.packed.VALUES, rewa.optim
+told["shadowed"], told["walked"] = [], []
+for _, name, _ in pkgutil.walk_packages(rewa.__path__, "rewa."):
+    if name != "rewa.__main__":
+        importlib.import_module(name)
+        parent, _, last = name.rpartition(".")
+        told["walked"].append(name)
+        if not isinstance(getattr(importlib.import_module(parent), last), types.ModuleType):
+            told["shadowed"].append(name)
+print("told:", json.dumps(told))
+"""
+
+MOVED = [("rewa.packed", "rewa.deploy.packed"), ("rewa.baselines.gmp", "rewa.methods.gmp")]
+
+
+@pytest.fixture(scope="module")
+def fresh() -> dict:
+    """What a fresh interpreter tells of the package: the modules it holds after each step of ``FRESH``, and more."""
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, json.dumps(MOVED)], check=True, timeout=120, stdout=subprocess.PIPE, text=True
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    return json.loads(done.stdout.partition("told: ")[2])
 
 
-def loaded_by(code: str) -> set[str]:
-    """The modules that a fresh interpreter holds after some code."""
-    script = f"{code}\nimport sys; print('modules:', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=120, stdout=subprocess.PIPE, text=True)
-    return set(done.stdout.partition("modules: ")[2].split())
+@pytest.mark.slow
+def test_import_needs_torch_and_numpy_only(fresh):
+    extras = {"sklearn", "matplotlib", "rich", "scipy", "pandas", "PIL", "ray", "tensorboard"}
+    assert set(fresh["import rewa"]) & (extras | {"torch._inductor"}) == set()
 
 
+@pytest.mark.slow
 def test_help_does_not_import_torch():
-    asked = "from rewa import cli\ntry:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass"
-    assert loaded_by(asked) & {"torch", "numpy", "rich", "rewa.explain", "rewa.deploy.packed"} == set()
+    done = subprocess.run([sys.executable, "-c", HELP], check=True, timeout=120, stdout=subprocess.PIPE, text=True)
+    found = set(done.stdout.partition("modules: ")[2].split())
+    assert "rewa.cli" in found
+    assert found & {"torch", "numpy", "rich", "rewa.explain", "rewa.deploy.packed"} == set()
 
 
-def test_importing_the_package_imports_none_of_its_parts():
-    found = {name for name in loaded_by("import torch, rewa") if name.startswith("rewa.")}
+@pytest.mark.slow
+def test_importing_the_package_imports_none_of_its_parts(fresh):
+    found = {name for name in fresh["import torch, rewa"] if name.startswith("rewa.")}
     assert found == {"rewa._moved"}  # the old names of modules
 
 
-def test_a_name_imports_what_it_needs_and_no_more():
-    found = loaded_by("import rewa; rewa.ReWASGD")
+@pytest.mark.slow
+def test_a_name_imports_what_it_needs_and_no_more(fresh):
+    found = set(fresh["rewa.ReWASGD"])
     assert "rewa.optim.sgd" in found
     unused = {"deploy", "lockstep", "explain", "terminal", "train", "methods"}
     assert found & ({f"rewa.{name}" for name in unused} | {"scipy", "sklearn", "matplotlib", "transformers", "rich"}) == set()
+
+
+@pytest.mark.slow
+def test_estimators_say_what_they_need(fresh):
+    assert "pip install 'rewa[sklearn]'" in fresh["no sklearn"]
 
 
 def test_lazy_names_are_those_that_type_checkers_see():
@@ -98,34 +158,22 @@ def test_lazy_names_are_those_that_type_checkers_see():
         _ = rewa.no_such_name
 
 
-def test_every_module_is_an_attribute_and_never_shadowed():
+@pytest.mark.slow
+def test_every_module_is_an_attribute_and_never_shadowed(fresh):
     """``import rewa; rewa.deploy.zeros`` is the module, also after every other module was imported."""
-    code = (
-        "import importlib, pkgutil, types, rewa\n"
-        "rewa.deploy.zeros.finalize, rewa.deploy.packed.VALUES, rewa.optim\n"
-        "for _, name, package in pkgutil.walk_packages(rewa.__path__, 'rewa.'):\n"
-        "    if name != 'rewa.__main__':\n"
-        "        importlib.import_module(name)\n"
-        "        parent, _, last = name.rpartition('.')\n"
-        "        assert isinstance(getattr(importlib.import_module(parent), last), types.ModuleType), name\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert set(fresh["walked"]) == set(modules()) - {"rewa", "rewa.__main__"}
+    assert fresh["shadowed"] == []
 
 
-@pytest.mark.parametrize(("old", "new"), [("rewa.packed", "rewa.deploy.packed"), ("rewa.baselines.gmp", "rewa.methods.gmp")])
-def test_modules_at_their_old_names(old, new):
-    code = (
-        "import importlib, warnings\n"
-        "with warnings.catch_warnings(record=True) as caught:\n"
-        "    warnings.simplefilter('always')\n"
-        f"    found = importlib.import_module('{old}')\n"
-        f"assert found is importlib.import_module('{new}') and found.__spec__.name == '{new}'\n"
-        "told = [one for one in caught if one.category is DeprecationWarning]\n"
-        f"assert any('{old} is now {new}' in str(one.message) for one in told), told\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+@pytest.mark.slow
+@pytest.mark.parametrize(("old", "new"), MOVED)
+def test_modules_at_their_old_names(fresh, old, new):
+    same, told = fresh["old names"][old]
+    assert same
+    assert any(f"{old} is now {new}" in one for one in told), told
 
 
+@pytest.mark.slow
 def test_the_calls_of_the_table_of_optimizers_run():
     """Each call of the table in docs/optimizers.md, with nothing imported but rewa."""
     calls = re.findall(r"\| `((?:rewa|torch)\.[^`]*)`", (ROOT / "docs" / "optimizers.md").read_text())
@@ -151,41 +199,36 @@ def test_public_names_exist_and_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
+def run_examples(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the code blocks of a page one after the other as a reader would, in a folder of their own; give back the code."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    assert blocks
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    torch.set_default_dtype(torch.float32)
+    code = "\n".join(blocks)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec(compile(code, page, "exec"), {"__name__": "__main__"})
+    return code
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", ["README.md", *(f"docs/{name}.md" for name in ["deploy", "method", "optimizers", "synthetic", "train"])]
 )
-def test_examples_run(page, tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    assert blocks
-    script = "import torch\ntorch.manual_seed(0)\n" + "\n".join(blocks)
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=300, cwd=tmp_path)
+def test_examples_run(page, tmp_path, monkeypatch):
+    run_examples(page, tmp_path, monkeypatch)
 
 
-def test_the_guide_prints_what_it_says(tmp_path):
+@pytest.mark.slow
+def test_the_guide_prints_what_it_says(tmp_path, monkeypatch, capsys):
     """The examples of docs/estimators.md, each print beside a comment that begins with its line."""
-    blocks = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "estimators.md").read_text(), re.S))
-    expected = re.findall(r"^print\(.*\)  # (.*)$", blocks, re.M)
-    assert len(expected) == blocks.count("print(") == 9
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", blocks],
-        check=True,
-        timeout=300,
-        cwd=tmp_path,
-        env={**os.environ, "MPLBACKEND": "Agg"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    for line, comment in zip(done.stdout.splitlines(), expected, strict=True):
+    code = run_examples("docs/estimators.md", tmp_path, monkeypatch)
+    expected = re.findall(r"^print\(.*\)  # (.*)$", code, re.M)
+    assert len(expected) == code.count("print(") == 9
+    for line, comment in zip(capsys.readouterr().out.splitlines(), expected, strict=True):
         assert comment.startswith(line)
-
-
-def test_estimators_say_what_they_need():
-    code = (
-        "import sys; sys.modules['sklearn'] = None\n"
-        "try:\n    import rewa.estimators\nexcept ImportError as error:\n    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.PIPE, text=True)
-    assert "pip install 'rewa[sklearn]'" in done.stdout
 
 
 def cells(result: str) -> dict[tuple[str, float], str]:

@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from rewa.estimators import ReWAClassifier, ReWAClassifierCV, ReWARegressor
 
 
-@parametrize_with_checks([ReWAClassifier(), ReWAClassifierCV(alphas=20, cv=3)])
+@parametrize_with_checks([ReWAClassifier(), ReWAClassifierCV(alphas=10, cv=3)])
 def test_scikit_learn_checks(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -28,7 +28,7 @@ EXPONENTS = [1.0, 2 / 3, 0.5, 1 / 3]
     [
         ReWARegressor(),
         ReWARegressor(p=1.0, standardize=False, refit=True),
-        ReWARegressorCV(),
+        ReWARegressorCV(alphas=20, cv=3),
         ReWARegressorCV(p="auto", alphas=10, selection="ebic"),
     ]
 )
