@@ -209,9 +209,7 @@ def _add_training(commands: _Commands) -> None:
     reproduce.add_argument(
         "--workers", type=int, metavar="N", help="runs or threads at a time (default: as many as the cores can take)"
     )
-    reproduce.add_argument(
-        "--trained", action="store_true", help="train nothing more: write what the runs that are finished show"
-    )
+    reproduce.add_argument("--trained", action="store_true", help="train nothing more: write what is recorded of finished runs")
     _add_machine(reproduce)
     listing = _command(commands, "list", "recipes, methods and published results, one line each", "rewa list")
     listing.add_argument("--json", action="store_true", help="print JSON with the same content")
@@ -349,7 +347,8 @@ def _reproduce(options: argparse.Namespace) -> str:
     result = RESULTS[options.result]
     if options.quick and not result.quick:
         raise ValueError(f"{options.result} has no quick version: leave out --quick")
-    given = [f"--{name}" for name in ("data", "download", "device", "trained") if getattr(options, name)]
+    of_networks = ["data", "download", "device", *["trained"] * (not result.from_record)]
+    given = [f"--{name}" for name in of_networks if getattr(options, name)]
     if given and not result.trains_networks:
         raise ValueError(f"{options.result} trains no network and draws its own data on the CPU: leave out {', '.join(given)}")
     _check_device(options.device)
