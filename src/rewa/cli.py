@@ -406,7 +406,7 @@ def _add_explain(commands: _Commands) -> None:
 
 
 def _add_setting(command: argparse.ArgumentParser) -> None:
-    from rewa.explain import DTYPES, OPTIMIZERS, Run
+    from rewa.explain import DTYPES, OPTIMIZERS, Training
     from rewa.presets import PRESETS
     from rewa.schedules import SCHEDULES
 
@@ -423,11 +423,11 @@ def _add_setting(command: argparse.ArgumentParser) -> None:
     counts = {"epochs": "epochs", "steps-per-epoch": "steps in each", "warmup-epochs": "epochs until the peak rate"}
     for group, kind, metavar in ((numbers, float, "X"), (counts, int, "N")):
         for name, meaning in group.items():
-            default = getattr(Run(), name.replace("-", "_"))
+            default = getattr(Training(), name.replace("-", "_"))
             command.add_argument(f"--{name}", type=kind, help=f"{meaning} (default {default:g})", metavar=metavar)
-    command.add_argument("--schedule", choices=SCHEDULES, help=f"(default {Run.schedule})")
-    command.add_argument("--optimizer", choices=OPTIMIZERS, help=f"(default {Run.optimizer})")
-    command.add_argument("--dtype", choices=DTYPES, help=f"of the weights (default {Run.dtype})")
+    command.add_argument("--schedule", choices=SCHEDULES, help=f"(default {Training.schedule})")
+    command.add_argument("--optimizer", choices=OPTIMIZERS, help=f"(default {Training.optimizer})")
+    command.add_argument("--dtype", choices=DTYPES, help=f"of the weights (default {Training.dtype})")
     command.add_argument("--decoupled", action="store_true", default=None, help="decay bypasses the momentum")
     command.add_argument(
         "--sparsity", type=_number, metavar="X", help="also a decay for this share of zeros, such as 0.95, as a guide"
@@ -448,11 +448,11 @@ def _explain(options: argparse.Namespace) -> str:
         path: Path = options.plot or Path(f"{options.figure}.png")
         figures.save(figures.FIGURES[options.figure](), path)
         return f"wrote {path}"
-    from rewa.explain import Run, explain, to_text
+    from rewa.explain import Training, explain, to_text
     from rewa.presets import PRESETS
 
-    base = Run.of(PRESETS[options.preset]) if options.preset else Run()
-    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Run)}
+    base = Training.of(PRESETS[options.preset]) if options.preset else Training()
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Training)}
     run = dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
     result = explain(run, sparsity=options.sparsity)
     if options.plot:

@@ -137,14 +137,14 @@ def test_an_interrupted_command_resumes(tmp_path):
 
 
 def test_a_method_runs_in_a_process_of_its_own():
-    (job,) = protocol.jobs(("designs",), ("A",), ("oracle",), seeds=1, rounds=1, tiny=True)
-    apart, here = protocol.run(job, 100), protocol.run(job, None)
+    (one,) = protocol.measurements(("designs",), ("A",), ("oracle",), seeds=1, rounds=1, tiny=True)
+    apart, here = protocol.run(one, 100), protocol.run(one, None)
     for found in (apart, here):
         assert found.pop("first_call") >= 0
         assert found["rows"][0].pop("seconds") >= 0
     assert apart == here
-    assert protocol.run(replace(job, arguments={"method": "oracle"}), 100)["failed"].startswith("TypeError")
-    assert protocol.run(job, 1e-3)["failed"] == "more than 0.001 s"
+    assert protocol.run(replace(one, arguments={"method": "oracle"}), 100)["failed"].startswith("TypeError")
+    assert protocol.run(one, 1e-3)["failed"] == "more than 0.001 s"
 
 
 def test_a_process_that_measures_has_imported_nothing_of_a_method():

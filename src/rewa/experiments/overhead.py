@@ -26,7 +26,7 @@ from rewa.experiments.result import How, Result
 from rewa.files import write_atomically
 from rewa.record import provenance
 
-__all__ = ["OVERHEAD", "VARIANTS", "Overhead", "Training", "peak_memory"]
+__all__ = ["OVERHEAD", "VARIANTS", "Loop", "Overhead", "peak_memory"]
 
 # As the paper has them, in seconds and MB.
 PUBLISHED = {"SGD-l1": (202.1, 307.6), "ReWA": (200.1, 307.8)}
@@ -61,7 +61,7 @@ VARIANTS = {
 }
 
 
-class Training:
+class Loop:
     """One run as anyone would write it: linear model, shuffled batches of single samples, cosine schedule.
 
     Args:
@@ -186,7 +186,7 @@ class Overhead(Result):
     def _seconds(self, tell: Callable[[], None]) -> dict[str, list[float]]:
         design = designs.paper(n=self.n, d=self.d, n_test=1)
         settings: dict[str, Any] = {"batch_size": self.batch_size, "epochs": self.epochs, "lr": self.lr, "lam": self.lam}
-        runs = {name: Training(name, design.X, design.y, **settings) for name in VARIANTS}
+        runs = {name: Loop(name, design.X, design.y, **settings) for name in VARIANTS}
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         order = list(runs)
         for turn in range(self.rounds + 1):
@@ -272,9 +272,9 @@ def _print_peak() -> None:
     wish = json.loads(sys.argv[1])
     torch.set_num_threads(wish["threads"])
     settings: dict[str, Any] = {"batch_size": wish["batch_size"], "epochs": 1, "lr": 2e-4, "lam": 0.25}
-    Training(wish["variant"], torch.ones(1, 1), torch.ones(1), **settings).epoch()  # what torch loads at its first step
+    Loop(wish["variant"], torch.ones(1, 1), torch.ones(1), **settings).epoch()  # what torch loads at its first step
     X, y = torch.randn(wish["n"], wish["d"]), torch.randn(wish["n"])
-    run = Training(wish["variant"], X, y, **settings)
+    run = Loop(wish["variant"], X, y, **settings)
     before = _peak_bytes()
     run.epoch()
     os.write(1, json.dumps({"peak_mb": _peak_bytes() / 1e6, "before_mb": before / 1e6}).encode() + b"\n")

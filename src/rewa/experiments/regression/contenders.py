@@ -16,12 +16,12 @@ __all__ = [
     "FOLDS",
     "SPARSE_PATHS",
     "Contender",
-    "Fit",
+    "Fitter",
     "estimator",
     "largest_alpha",
 ]
 
-Fit = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, float]]
+Fitter = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, float]]
 """From X and y to coefficients and intercept."""
 
 ALPHAS, DEPTH, FOLDS = 50, 0.03, 5  # of the rivals: penalties, the least over the largest, and folds
@@ -38,15 +38,15 @@ class Contender:
     """
 
     label: str
-    make: Callable[[], Fit] | None
+    make: Callable[[], Fitter] | None
     needs: str | None = None
 
 
 # ------------------------------------------------------------------------------------------ ours and scikit-learn's
 
 
-def _rewa(**settings: Any) -> Callable[[], Fit]:
-    def make() -> Fit:
+def _rewa(**settings: Any) -> Callable[[], Fitter]:
+    def make() -> Fitter:
         from rewa.estimators import ReWARegressorCV
 
         def fit(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
@@ -58,13 +58,13 @@ def _rewa(**settings: Any) -> Callable[[], Fit]:
     return make
 
 
-def _lasso() -> Fit:
+def _lasso() -> Fitter:
     from sklearn.linear_model import LassoCV
 
     return lambda X, y: (LassoCV(alphas=ALPHAS, eps=DEPTH, cv=FOLDS, fit_intercept=False).fit(X, y).coef_, 0.0)
 
 
-def _omp() -> Fit:
+def _omp() -> Fitter:
     from sklearn.linear_model import OrthogonalMatchingPursuitCV
 
     return lambda X, y: (OrthogonalMatchingPursuitCV(cv=FOLDS, fit_intercept=False).fit(X, y).coef_, 0.0)
@@ -86,7 +86,7 @@ def _grid(largest: float, depth: float = DEPTH) -> np.ndarray:
     return largest * np.geomspace(1, depth, ALPHAS)
 
 
-def _relaxed() -> Fit:
+def _relaxed() -> Fitter:
     """The lasso's supports, each refitted by least squares."""
     from sklearn.linear_model import lasso_path
 
@@ -105,7 +105,7 @@ def _relaxed() -> Fit:
     return fit
 
 
-def _adaptive() -> Fit:
+def _adaptive() -> Fitter:
     """A lasso by cross-validation, then one whose penalty is divided by its coefficients; both stages in every fold."""
     from sklearn.linear_model import Lasso, LassoCV, lasso_path
 
@@ -164,10 +164,10 @@ def _skglm_path(penalty: str, **settings: float) -> Callable[[Any, np.ndarray, n
     return path
 
 
-def _skglm(penalty: str, *, own: bool = False, **settings: float) -> Callable[[], Fit]:
+def _skglm(penalty: str, *, own: bool = False, **settings: float) -> Callable[[], Fitter]:
     """By folds, with the penalties of all rows, as scikit-learn has it, or with each fold's own, matched by their rank."""
 
-    def make() -> Fit:
+    def make() -> Fitter:
         path = _skglm_path(penalty, **settings)
 
         def fit(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
@@ -183,8 +183,8 @@ def _skglm(penalty: str, *, own: bool = False, **settings: float) -> Callable[[]
     return make
 
 
-def _abess(**settings: Any) -> Callable[[], Fit]:
-    def make() -> Fit:
+def _abess(**settings: Any) -> Callable[[], Fitter]:
+    def make() -> Fitter:
         from abess import LinearRegression
 
         return lambda X, y: (LinearRegression(fit_intercept=False, thread=1, **settings).fit(X, y).coef_, 0.0)

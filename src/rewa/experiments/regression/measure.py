@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rewa.experiments.regression.contenders import CONTENDERS, CONTEST, SPARSE_PATHS, Fit, estimator
+from rewa.experiments.regression.contenders import CONTENDERS, CONTEST, SPARSE_PATHS, Fitter, estimator
 from rewa.experiments.regression.designs import DESIGNS, TINY, SparseModel, real_data, score, sparse_data
 
 __all__ = ["MEASURES", "measure"]
@@ -117,7 +117,7 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def _oracle(model: SparseModel) -> Fit:
+def _oracle(model: SparseModel) -> Fitter:
     """Least squares on the true support."""
 
     def fit(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:

@@ -18,7 +18,7 @@ from rewa.experiments.regression.designs import DATA_SETS, DESIGNS
 from rewa.experiments.regression.measure import measure
 from rewa.record import provenance
 
-__all__ = ["PARTS", "Job", "ahead", "jobs", "origin", "run", "to_record"]
+__all__ = ["PARTS", "Measurement", "ahead", "measurements", "origin", "run", "to_record"]
 
 PARTS = ("designs", "data", "scaling")
 SPLITS = 5
@@ -27,7 +27,7 @@ MEASURE = [sys.executable, "-m", "rewa.experiments.regression.measure"]
 
 
 @dataclass(frozen=True)
-class Job:
+class Measurement:
     """What one process measures.
 
     Args:
@@ -45,9 +45,9 @@ class Job:
     cost: float = 1.0
 
 
-def jobs(
+def measurements(
     parts: Sequence[str], designs: Sequence[str], methods: Sequence[str], *, seeds: int, rounds: int, tiny: bool
-) -> Iterator[Job]:
+) -> Iterator[Measurement]:
     """All that is to be measured, in order.
 
     Args:
@@ -64,41 +64,42 @@ def jobs(
             for method in methods:
                 count = 1 if name == "A" else seeds
                 arguments: dict[str, Any] = {"method": method, "design": name, "seeds": count, "tiny": tiny}
-                yield Job("designs", name, method, arguments, cost[name] * (1 + count))
+                yield Measurement("designs", name, method, arguments, cost[name] * (1 + count))
         if {"rewa", "l0.5"} <= set(methods):
             for _ in range(rounds):
                 for name in designs:
                     for method in (*CONTEST, "l0.5"):
                         arguments = {"method": method, "design": name, "seeds": 1, "tiny": tiny}
-                        yield Job("contest", name, method, arguments, 2 * cost[name])
+                        yield Measurement("contest", name, method, arguments, 2 * cost[name])
     if "data" in parts:
         for name in ("wine",) if tiny else DATA_SETS:
             for method in [each for each in ("rewa", "lasso") if each in methods]:
                 arguments = {"method": method, "data": name, "splits": 2 if tiny else SPLITS, "noise": 20 if tiny else 2000}
-                yield Job("data", name, method, arguments, 20.0)
+                yield Measurement("data", name, method, arguments, 20.0)
     if "scaling" in parts:
         for power in (2, 3) if tiny else (3, 4, 5, 6):
             for method in [each for each in ("rewa", "lasso", "l0.5") if each in methods]:
-                yield Job("scaling", f"{10**power}", method, {"method": method, "n": 500, "d": 10**power}, 4.0 ** (power - 3))
+                arguments = {"method": method, "n": 500, "d": 10**power}
+                yield Measurement("scaling", f"{10**power}", method, arguments, 4.0 ** (power - 3))
 
 
-def run(job: Job, timeout: float | None) -> dict[str, Any]:
-    """Run a job.
+def run(measurement: Measurement, timeout: float | None) -> dict[str, Any]:
+    """Run a measurement.
 
     Args:
-        job: What to measure.
+        measurement: What to measure.
         timeout: Seconds that its process may take; None to measure in this process, where first calls and times mean nothing.
 
     Returns:
         What was measured, or the reason why not under ``"failed"``.
     """
-    named = {"part": job.part, "where": job.where, "method": job.method}
-    needs = (CONTENDERS | CONTEST)[job.method].needs
+    named = {"part": measurement.part, "where": measurement.where, "method": measurement.method}
+    needs = (CONTENDERS | CONTEST)[measurement.method].needs
     if needs and find_spec(needs) is None:
         return {**named, "failed": f"{needs} is not installed"}
     if timeout is None:
-        return {**named, **measure(job.part, job.arguments)}
-    return {**named, **_in_a_process([*MEASURE, json.dumps([job.part, job.arguments])], timeout)}
+        return {**named, **measure(measurement.part, measurement.arguments)}
+    return {**named, **_in_a_process([*MEASURE, json.dumps([measurement.part, measurement.arguments])], timeout)}
 
 
 def _in_a_process(command: list[str], timeout: float) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def to_record(results: Sequence[dict[str, Any]], parts: Iterable[str], made: Map
     """The record of what was measured, part by part.
 
     Args:
-        results: What :func:`run` returned for each job.
+        results: What :func:`run` returned for each measurement.
         parts: The parts that were run.
         made: Provenance and settings, for each part.
     """

@@ -94,19 +94,20 @@ class Regression(Result):
         return [path, *panels.write(out, "regression", title=title, lead=lead(record), panels=shown, provenance=made)]
 
     def _measured(self, out: Path, how: How) -> dict[str, Any]:
-        """The record of the parts; each finished job is kept at once, and skipped by the same command after an interruption."""
-        jobs = list(protocol.jobs(self.parts, self.designs, self.methods, seeds=self.seeds, rounds=self.rounds, tiny=self.tiny))
+        """Measure and make the record of the parts. What is measured is kept at once, and an interrupted command resumes."""
+        counts = {"seeds": self.seeds, "rounds": self.rounds}
+        todo = list(protocol.measurements(self.parts, self.designs, self.methods, **counts, tiny=self.tiny))
         made = protocol.origin()
         terms = json.loads(json.dumps({**made, "study": asdict(self)}))  # as they come back from a file
         unfinished = out / UNFINISHED
         before = json.loads(unfinished.read_text()) if unfinished.exists() else {}
         results: list[dict[str, Any]] = before["results"] if before.get("terms") == terms else []
-        how.progress.stage(f"measuring {len(jobs)} fits", sum(job.cost for job in jobs))
-        for number, job in enumerate(jobs):
+        how.progress.stage(f"measuring {len(todo)} fits", sum(one.cost for one in todo))
+        for number, one in enumerate(todo):
             if number >= len(results):
-                results.append(protocol.run(job, self.timeout))
+                results.append(protocol.run(one, self.timeout))
                 write_atomically(unfinished, json.dumps({"terms": terms, "results": results}))
-            how.progress.advance(job.cost)
+            how.progress.advance(one.cost)
         settings = {"alphas": ALPHAS, "depth": DEPTH, "folds": FOLDS, "seeds": self.seeds, "quick": self.tiny}
         return protocol.to_record(results, self.parts, {"provenance": made, "settings": settings})
 
