@@ -48,7 +48,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def eager(design: Design, epochs: int) -> Callable[[], None]:
-    """An epoch of the loop that anyone would write first; each call goes on."""
+    """An epoch of the loop that anyone would write first; each call continues."""
     torch.manual_seed(0)
     model = nn.Linear(design.X.shape[1], 1)
     loader = DataLoader(TensorDataset(design.X, design.y[:, None]), batch_size=BATCH, shuffle=True)

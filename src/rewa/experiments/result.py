@@ -23,7 +23,7 @@ class How:
         download: Whether missing data may be fetched.
         device: Such as ``"cpu"``; None for a GPU where there is one.
         trained: Train and measure nothing: write what is recorded already; for results that keep their runs.
-        progress: Who is told how far it is.
+        progress: Progress callback.
     """
 
     quick: bool = False
@@ -65,7 +65,7 @@ class Result(ABC):
 
         Args:
             out: The folder of the result, which exists.
-            how: On what, and who is told.
+            how: On what it is made, and the progress callback.
 
         Returns:
             The files written.

@@ -76,7 +76,8 @@ def measure_data(method: str, data: str, splits: int, noise: int) -> dict[str, A
     from sklearn.preprocessing import StandardScaler
 
     judge = r2_score if data == "diabetes" else accuracy_score
-    rows, first = [], math.nan
+    rows: list[dict[str, Any]] = []
+    first = math.nan
     for seed in range(splits):
         X, y, X_test, y_test, real = real_data(data, seed, noise)
         if not rows:
