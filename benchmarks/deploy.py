@@ -177,7 +177,7 @@ def to_markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20, help="timings of each, of which the median counts (default 20)")
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     torch.set_num_threads(options.threads)
     wanted = [(name, "random", sparsity) for name in options.models for sparsity in options.sparsities]
     if "resnet18" in options.models:

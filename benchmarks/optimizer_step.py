@@ -13,22 +13,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import rewa
+from eager import eager_step
 from rewa.record import provenance
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from reference import eager_step
-
+Shapes = Sequence[tuple[int, ...]]
 MODERATE = {"K": 9, "M": 2}
 LARGE = {"K": 3, "M": 2, "eps": 1e-3}
 
@@ -50,18 +48,18 @@ def resnet18_shapes(classes: int = 10) -> list[tuple[int, ...]]:
 SMALL_SHAPES = [(8, 8), (8,)] * 100
 
 
-def parameters(shapes: list[tuple[int, ...]] | None = None) -> list[nn.Parameter]:
+def parameters(shapes: Shapes) -> list[nn.Parameter]:
     """Random weights of a trained network's size, with gradients."""
     generator = torch.Generator().manual_seed(0)
     params = []
-    for shape in resnet18_shapes() if shapes is None else shapes:
+    for shape in shapes:
         param = nn.Parameter(torch.randn(shape, generator=generator) * 0.05)
         param.grad = torch.randn(shape, generator=generator) * 1e-3
         params.append(param)
     return params
 
 
-def groups(setting: dict[str, Any], shapes: list[tuple[int, ...]] | None = None, match: bool = False) -> list[dict[str, Any]]:
+def groups(setting: dict[str, Any], shapes: Shapes, match: bool = False) -> list[dict[str, Any]]:
     """The weights with the setting, the rest plain; with match a group for each weight, as rewa.param_groups makes them."""
     params = parameters(shapes)
     weights = [p for p in params if p.dim() >= 2]
@@ -72,23 +70,23 @@ def groups(setting: dict[str, Any], shapes: list[tuple[int, ...]] | None = None,
     ]
 
 
-def contenders() -> dict[str, tuple[Callable[[], Any], torch.optim.Optimizer | None]]:
+def contenders(shapes: Shapes) -> dict[str, tuple[Callable[[], Any], torch.optim.Optimizer | None]]:
     """Name, step and optimizer of each; the eager transcription and the triad have no optimizer."""
     sgd = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 1e-4}
     adamw = {"lr": 1e-5, "weight_decay": 1e-4}
     small = SMALL_SHAPES
     optimizers: dict[str, torch.optim.Optimizer] = {
-        "torch SGD fused": torch.optim.SGD(parameters(), **sgd, fused=True),
-        "torch SGD": torch.optim.SGD(parameters(), **sgd),
-        "ReWASGD K=9 M=2": rewa.ReWASGD(groups(MODERATE), **sgd),
-        "ReWASGD K=9 M=2 match": rewa.ReWASGD(groups(MODERATE, match=True), **sgd),
-        "ReWASGD K=3 M=2 eps=1e-3": rewa.ReWASGD(groups(LARGE), **sgd),
-        "ReWASGD K=9 M=2, all sparse": rewa.ReWASGD(parameters(), **sgd, **MODERATE),
-        "ReWASGD foreach K=9 M=2": rewa.ReWASGD(groups(MODERATE), **sgd, foreach=True),
-        "ReWASGD loop K=9 M=2": rewa.ReWASGD(groups(MODERATE), **sgd, fused=False),
-        "torch AdamW fused": torch.optim.AdamW(parameters(), **adamw, fused=True),
-        "ReWAAdamW K=9 M=2": rewa.ReWAAdamW(groups(MODERATE), **adamw),
-        "ReWAAdamW K=3 M=2 eps=1e-3": rewa.ReWAAdamW(groups(LARGE), **adamw),
+        "torch SGD fused": torch.optim.SGD(parameters(shapes), **sgd, fused=True),
+        "torch SGD": torch.optim.SGD(parameters(shapes), **sgd),
+        "ReWASGD K=9 M=2": rewa.ReWASGD(groups(MODERATE, shapes), **sgd),
+        "ReWASGD K=9 M=2 match": rewa.ReWASGD(groups(MODERATE, shapes, match=True), **sgd),
+        "ReWASGD K=3 M=2 eps=1e-3": rewa.ReWASGD(groups(LARGE, shapes), **sgd),
+        "ReWASGD K=9 M=2, all sparse": rewa.ReWASGD(parameters(shapes), **sgd, **MODERATE),
+        "ReWASGD foreach K=9 M=2": rewa.ReWASGD(groups(MODERATE, shapes), **sgd, foreach=True),
+        "ReWASGD loop K=9 M=2": rewa.ReWASGD(groups(MODERATE, shapes), **sgd, fused=False),
+        "torch AdamW fused": torch.optim.AdamW(parameters(shapes), **adamw, fused=True),
+        "ReWAAdamW K=9 M=2": rewa.ReWAAdamW(groups(MODERATE, shapes), **adamw),
+        "ReWAAdamW K=3 M=2 eps=1e-3": rewa.ReWAAdamW(groups(LARGE, shapes), **adamw),
         "small: torch SGD fused": torch.optim.SGD(parameters(small), **sgd, fused=True),
         "small: torch SGD": torch.optim.SGD(parameters(small), **sgd),
         "small: ReWASGD K=9 M=2": rewa.ReWASGD(groups(MODERATE, small), **sgd),
@@ -100,7 +98,7 @@ def contenders() -> dict[str, tuple[Callable[[], Any], torch.optim.Optimizer | N
     steps: dict[str, tuple[Callable[[], Any], torch.optim.Optimizer | None]] = {
         name: (optimizer.step, optimizer) for name, optimizer in optimizers.items()
     }
-    params = parameters()
+    params = parameters(shapes)
     buffers = [torch.zeros_like(param) for param in params]
     grads = [param.grad for param in params]
     ys = [param.detach().sign() * param.detach().abs() ** (1 / 9) for param in params]
@@ -122,9 +120,9 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> float:
 TRAFFIC = {"SGD": 20, "AdamW": 28}
 
 
-def measure(repeats: int) -> list[dict[str, Any]]:
+def measure(repeats: int, shapes: Shapes) -> list[dict[str, Any]]:
     """One row for each contender; the slow ones are timed on a third of the rounds."""
-    steps = contenders()
+    steps = contenders(shapes)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for step, _ in steps.values():
         step()  # creates the state, compiles the kernels
@@ -135,7 +133,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
                 step()
                 seconds[name].append(time.perf_counter() - begin)
     median = {name: statistics.median(times) for name, times in seconds.items()}
-    count = sum(param.numel() for param in parameters())
+    count = sum(map(math.prod, shapes))
     triad_bandwidth = 12 * count / median["triad a = b + s c"]
     rows = []
     for name, (_, optimizer) in steps.items():
@@ -151,21 +149,23 @@ def measure(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=60, help="rounds; each times every contender once (default 60)")
     parser.add_argument("--threads", type=int, default=2, help="threads torch may use (default 2)")
+    parser.add_argument("--small", action="store_true", help="small layers only: to try the command, not to measure")
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of the table")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.repeats < 4 or arguments.threads < 1:
         parser.error("--repeats must be at least 4 and --threads at least 1")
     torch.set_num_threads(arguments.threads)
-    rows = measure(arguments.repeats)
+    shapes: Shapes = SMALL_SHAPES if arguments.small else resnet18_shapes()
+    rows = measure(arguments.repeats, shapes)
     speedup = next(r["ms"] for r in rows if "eager" in r["name"]) / next(
         r["ms"] for r in rows if r["name"] == "ReWASGD K=9 M=2"
     )
-    count = sum(param.numel() for param in parameters())
+    count = sum(map(math.prod, shapes))
     header = {
         "parameters": count,
         "threads": arguments.threads,

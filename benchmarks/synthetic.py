@@ -20,22 +20,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from eager import eager_step
 from rewa.experiments import designs
 from rewa.experiments.designs import Design
 from rewa.lockstep import Column, fit
 from rewa.presets import SYNTHETIC
 from rewa.record import provenance
 from rewa.schedules import learning_rates
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from reference import eager_step
 
 SETTING = {"K": SYNTHETIC.K, "M": SYNTHETIC.M, "eps": 0.0, "weight_decay": SYNTHETIC.weight_decay}
 BATCH, EPOCHS = SYNTHETIC.batch_size or 25, SYNTHETIC.epochs or 800
@@ -51,7 +48,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def eager(design: Design, epochs: int) -> Callable[[], None]:
-    """An epoch of the loop that anyone would write first; each call goes on."""
+    """An epoch of the loop that anyone would write first; each call continues."""
     torch.manual_seed(0)
     model = nn.Linear(design.X.shape[1], 1)
     loader = DataLoader(TensorDataset(design.X, design.y[:, None]), batch_size=BATCH, shuffle=True)
@@ -95,19 +92,20 @@ def one_run(design: Design, rounds: int, threads: int, epochs: int) -> dict[str,
     }
 
 
-def all_figures(small: bool) -> dict[str, Any]:
+def all_figures(small: bool, result: str = "synthetic") -> dict[str, Any]:
     """Part b."""
+    words = ["reproduce", result, *["--quick"] * small]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rewa", "reproduce", "synthetic", "--out", folder, "--quiet", *["--quick"] * small]
+        command = [sys.executable, "-m", "rewa", *words, "--out", folder, "--quiet"]
         taken = seconds(lambda: subprocess.run(command, check=True, timeout=3600))
-    return {"command": "rewa reproduce synthetic" + " --quick" * small, "seconds": taken}
+    return {"command": " ".join(["rewa", *words]), "seconds": taken}
 
 
 def bandwidth(design: Design, rounds: int, threads: int) -> dict[str, Any]:
     """Part c."""
     n, d = design.X.shape
     epochs = 10
-    a, b, c = (torch.rand(20_000_000) for _ in range(3))
+    a, b, c = (torch.rand(2000 * d) for _ in range(3))
     left, right = torch.rand(1024, 1024), torch.rand(1024, 1024)
     columns = [Column(seed=seed) for seed in range(WIDE)]
     runs: dict[str, Callable[[], Any]] = {
@@ -141,7 +139,7 @@ def bandwidth(design: Design, rounds: int, threads: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="a,b,c", help="which (default a,b,c)")
@@ -149,7 +147,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads (default 2)")
     parser.add_argument("--small", action="store_true", help="small data and few epochs: to try the command, not to measure")
     parser.add_argument("--json", action="store_true", help="print a JSON object instead")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     parts = arguments.parts.split(",")
     if set(parts) - {"a", "b", "c"} or not 1 <= arguments.rounds <= EAGER_EPOCHS or arguments.threads < 1:
         parser.error(f"--parts are a, b and c, --rounds from 1 to {EAGER_EPOCHS}, --threads at least 1")

@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2 written down slowly: in NumPy for the tests, and in plain eager torch as the speed to beat.
+"""Algorithms 1 and 2 written down slowly, in NumPy.
 
 Nothing here uses rewa. The state is y, as in the paper; x is computed from it.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 
 def to_x(y: np.ndarray, K: float) -> np.ndarray:
@@ -78,25 +77,3 @@ def algorithm_2(
         v_hat = (v_max if amsgrad else v) / (1 - betas[1] ** t)
         y = (1 - lr * weight_decay) * y - lr * m_hat / (np.sqrt(v_hat) + adam_eps)
     return to_x(y, K)
-
-
-@torch.no_grad()
-def eager_step(
-    params: Sequence[torch.Tensor],
-    ys: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    buffers: Sequence[torch.Tensor],
-    *,
-    lr: float,
-    K: float,
-    M: float,
-    eps: float,
-    weight_decay: float,
-    momentum: float,
-) -> None:
-    """One step of Algorithm 1 with momentum as a reader of the paper would type it; the benchmark's yardstick."""
-    for x, y, grad, buffer in zip(params, ys, grads, buffers, strict=True):
-        adaptive = y.abs() ** M * y.abs() ** (K - 1) / (y.abs() ** (K - 1) + eps) if eps > 0 else y.abs() ** M
-        buffer.mul_(momentum).add_(adaptive * grad + weight_decay * y)
-        y.sub_(lr * buffer)
-        x.copy_(y.sign() * y.abs() ** K)

@@ -11,7 +11,7 @@ from torch import nn
 
 import rewa
 from rewa import cli, figures, presets
-from rewa.explain import MEASURED, OPTIMIZERS, Run, explain, to_text
+from rewa.explain import MEASURED, OPTIMIZERS, Training, explain, to_text
 from rewa.schedules import learning_rates
 
 ROOT = Path(__file__).parent.parent
@@ -34,12 +34,12 @@ def test_an_option_changes_a_preset(capsys):
 
 
 def test_budget_follows_the_run():
-    base = explain(Run(**CIFAR10))["decay_budget"]
+    base = explain(Training(**CIFAR10))["decay_budget"]
     assert base == pytest.approx(9 * 1e-4 * 0.256 * 19_600 / 2 / 0.125, rel=1e-3)  # a cosine's mean is one half
-    assert explain(Run(**CIFAR10, schedule="constant"))["decay_budget"] == pytest.approx(2 * base, rel=1e-3)
-    assert explain(Run(**CIFAR10, schedule="linear"))["decay_budget"] == pytest.approx(base, rel=1e-3)
+    assert explain(Training(**CIFAR10, schedule="constant"))["decay_budget"] == pytest.approx(2 * base, rel=1e-3)
+    assert explain(Training(**CIFAR10, schedule="linear"))["decay_budget"] == pytest.approx(base, rel=1e-3)
     for variant in ({"decoupled": True}, {"optimizer": "adamw"}):
-        assert explain(Run(**CIFAR10, **variant))["decay_budget"] == pytest.approx(base * 0.125, rel=1e-3)
+        assert explain(Training(**CIFAR10, **variant))["decay_budget"] == pytest.approx(base * 0.125, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_budget_follows_the_run():
     ],
 )
 def test_each_trap_is_named(change, words):
-    assert any(words in warning for warning in explain(Run(**{**CIFAR10, **change}))["warnings"])
+    assert any(words in warning for warning in explain(Training(**{**CIFAR10, **change}))["warnings"])
 
 
 def test_a_setting_without_traps_has_no_warnings():
-    assert explain(Run(**CIFAR10))["warnings"] == []
+    assert explain(Training(**CIFAR10))["warnings"] == []
 
 
 def test_text_and_json_have_the_same_content(capsys):
@@ -123,7 +123,7 @@ def test_help_has_an_example(capsys):
 @pytest.mark.parametrize("lr", [2e-4, 0.1, 2.0])
 def test_sign_flips_are_those_of_a_real_step(M, eps, lr):
     """A gradient of 1 against weights of every size: their signs after one step of ReWASGD."""
-    run = Run(K=5, M=M, eps=eps, lr=lr, weight_decay=1e-3)
+    run = Training(K=5, M=M, eps=eps, lr=lr, weight_decay=1e-3)
     flips = explain(run)["sign_flips"]
     above, below = (math.inf, 0.0) if flips is None else (flips["above"] or 0.0, flips["below"] or math.inf)
     x = torch.logspace(-8, 2, 500)
@@ -134,7 +134,7 @@ def test_sign_flips_are_those_of_a_real_step(M, eps, lr):
 
 
 def test_thousandth_is_where_a_real_run_is():
-    run = Run(K=3, M=2, weight_decay=0.01, lr=0.1, epochs=60, steps_per_epoch=100, schedule="linear", warmup_epochs=5)
+    run = Training(K=3, M=2, weight_decay=0.01, lr=0.1, epochs=60, steps_per_epoch=100, schedule="linear", warmup_epochs=5)
     epoch = explain(run)["thousandth_at_epoch"]
     param = nn.Parameter(torch.tensor([1.0]))
     optimizer = rewa.ReWASGD([param], lr=0.1, K=3, M=2, weight_decay=0.01)
@@ -196,7 +196,8 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, capsys):
 
 
 def test_numbers_of_a_setting():
-    run = Run(K=3, M=2, eps=1e-3, weight_decay=5e-5, lr=1.0, momentum=0.9, epochs=2, steps_per_epoch=10, schedule="constant")
+    setting = {"K": 3, "M": 2, "eps": 1e-3, "weight_decay": 5e-5, "lr": 1.0, "momentum": 0.9}
+    run = Training(**setting, epochs=2, steps_per_epoch=10, schedule="constant")
     result = explain(run)
     assert result["decay_budget"] == pytest.approx(3 * 5e-5 * 20 / 0.1)
     assert result["ends_at"]["end"] == pytest.approx(0.05 * math.exp(-result["decay_budget"]))
@@ -210,7 +211,7 @@ def test_numbers_of_a_setting():
     assert decoupled["sign_flips"] == pytest.approx(explain(dataclasses.replace(alone, weight_decay=0.05))["sign_flips"])
     strong = dataclasses.replace(run, weight_decay=0.5)
     assert explain(strong)["sign_flips"] == {"above": None, "below": None}
-    adam = explain(Run(optimizer="adamw", lr=0.01, K=2))
+    adam = explain(Training(optimizer="adamw", lr=0.01, K=2))
     assert adam["sign_flips"] == {"above": None, "below": pytest.approx(1e-4, rel=1e-4)}
     assert adam["penalty"] == []
 
@@ -236,7 +237,7 @@ def test_numbers_of_a_setting():
     ],
 )
 def test_no_warning_where_there_is_no_trap(change, words):
-    assert not any(words in warning for warning in explain(Run(**{**CIFAR10, **change}))["warnings"])
+    assert not any(words in warning for warning in explain(Training(**{**CIFAR10, **change}))["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_no_warning_where_there_is_no_trap(change, words):
     ],
 )
 def test_further_warnings(change, words):
-    assert any(words in warning for warning in explain(Run(**{**CIFAR10, **change}))["warnings"])
+    assert any(words in warning for warning in explain(Training(**{**CIFAR10, **change}))["warnings"])
 
 
 def test_a_decay_too_strong_for_the_momentum_swings():
@@ -269,7 +270,7 @@ def test_a_decay_too_strong_for_the_momentum_swings():
 
 
 def test_adamw_follows_its_budget():
-    run = Run(optimizer="adamw", K=9, M=2, lr=0.01, weight_decay=0.5, epochs=1, steps_per_epoch=500, schedule="linear")
+    run = Training(optimizer="adamw", K=9, M=2, lr=0.01, weight_decay=0.5, epochs=1, steps_per_epoch=500, schedule="linear")
     budget = explain(run)["decay_budget"]
     param = nn.Parameter(torch.tensor([1.0]))
     optimizer = rewa.ReWAAdamW([param], lr=0.01, K=9, M=2, weight_decay=0.5)
@@ -291,7 +292,7 @@ def test_adamw_follows_its_budget():
     ],
 )
 def test_sign_flips_in_words(change, words):
-    assert words in " ".join(to_text(explain(Run(**{**CIFAR10, **change}))).split())
+    assert words in " ".join(to_text(explain(Training(**{**CIFAR10, **change}))).split())
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -309,7 +310,7 @@ def test_a_run_of_any_length_is_answered(optimizer, schedule, tmp_path, capsys):
 
 def test_adamw_is_told_what_its_decay_forbids():
     """Decay 2 and K = 9: no weight above 0.002 exists, and the advice is a setting in which one does."""
-    bad = explain(Run(optimizer="adamw", weight_decay=2.0, lr=1e-3, epochs=10, steps_per_epoch=100))
+    bad = explain(Training(optimizer="adamw", weight_decay=2.0, lr=1e-3, epochs=10, steps_per_epoch=100))
     assert bad["adamw"]["largest_weight"] == pytest.approx(2.0**-9)
     assert bad["adamw"]["reach"] == pytest.approx(math.fsum(learning_rates(1e-3, 1000)))
     assert bad["adamw"]["start_of_y"] == pytest.approx(0.05 ** (1 / 9))
@@ -317,16 +318,16 @@ def test_adamw_is_told_what_its_decay_forbids():
     advice = bad["adamw"]["advice"]
     text = " ".join(to_text(bad).split())
     assert f"try lr={advice['lr']:.2g}, weight_decay={advice['weight_decay']:.2g}" in text
-    good = explain(Run(optimizer="adamw", **advice, epochs=10, steps_per_epoch=100))
+    good = explain(Training(optimizer="adamw", **advice, epochs=10, steps_per_epoch=100))
     assert not any("no weight above" in warning or "hardly moves" in warning for warning in good["warnings"])
     assert good["decay_budget"] >= 3
 
 
 def test_adamw_is_told_when_y_hardly_moves():
     slow = {"optimizer": "adamw", "weight_decay": 0.01, "epochs": 1, "steps_per_epoch": 500}
-    assert any("y hardly moves" in warning for warning in explain(Run(**slow, lr=1e-3))["warnings"])
-    assert not any("y hardly moves" in warning for warning in explain(Run(**slow, lr=2e-2))["warnings"])
-    assert explain(Run(**CIFAR10))["adamw"] is None
+    assert any("y hardly moves" in warning for warning in explain(Training(**slow, lr=1e-3))["warnings"])
+    assert not any("y hardly moves" in warning for warning in explain(Training(**slow, lr=2e-2))["warnings"])
+    assert explain(Training(**CIFAR10))["adamw"] is None
 
 
 def test_without_decay_adamw_has_no_bound(capsys):
@@ -363,7 +364,7 @@ def test_which_decay_for_a_sparsity(capsys):
     arguments = ["explain", "--preset", "cifar10", "--sparsity", "0.96"]
     assert cli.main([*arguments, "--json"]) == 0
     guide = json.loads(capsys.readouterr().out)["sparsity"]
-    run = Run.of(presets.CIFAR10)
+    run = Training.of(presets.CIFAR10)
     (cifar,) = [row for row in guide["decays"] if row["study"] == "cifar10-cpu"]
     assert 4.49 < explain(dataclasses.replace(run, weight_decay=cifar["weight_decay"]))["decay_budget"] < 8.99
     assert cli.main(arguments) == 0
@@ -376,11 +377,11 @@ def test_which_decay_for_a_sparsity(capsys):
 def test_a_sparsity_under_adamw_is_for_the_rate_that_was_measured():
     """At a small rate the measured budget would need a decay that forbids every usual weight."""
     run = {"optimizer": "adamw", "lr": 1e-3, "steps_per_epoch": 200}
-    guide = explain(Run(**run, epochs=10), sparsity=0.95)["sparsity"]
+    guide = explain(Training(**run, epochs=10), sparsity=0.95)["sparsity"]
     assert guide["lr"] == pytest.approx(0.02, rel=0.01)
     for row in guide["decays"]:
         assert rewa.theory.adamw_bound(9, row["weight_decay"]) > 0.2
-        at = explain(Run(**{**run, "lr": guide["lr"]}, epochs=10, weight_decay=row["weight_decay"]))
+        at = explain(Training(**{**run, "lr": guide["lr"]}, epochs=10, weight_decay=row["weight_decay"]))
         assert at["decay_budget"] == pytest.approx(row["decay_budget"])
     with pytest.raises(ValueError, match="train longer"):
-        explain(Run(**run, epochs=1), sparsity=0.98)
+        explain(Training(**run, epochs=1), sparsity=0.98)

@@ -213,9 +213,7 @@ def _add_results(commands: _Commands) -> None:
     reproduce.add_argument(
         "--workers", type=int, metavar="N", help="runs or threads at a time (default: as many as the cores can take)"
     )
-    reproduce.add_argument(
-        "--trained", action="store_true", help="train nothing more: write what the runs that are finished show"
-    )
+    reproduce.add_argument("--trained", action="store_true", help="train nothing more: write what is recorded of finished runs")
     _add_machine(reproduce)
     listing = _command(commands, "list", "recipes, methods and published results, one line each", "rewa list")
     listing.add_argument("--json", action="store_true", help="print JSON with the same content")
@@ -356,7 +354,8 @@ def _reproduce(options: argparse.Namespace) -> str:
     result = RESULTS[options.result]
     if options.quick and not result.quick:
         raise ValueError(f"{options.result} has no quick version: leave out --quick")
-    given = [f"--{name}" for name in ("data", "download", "device", "trained") if getattr(options, name)]
+    of_networks = ["data", "download", "device", *["trained"] * (not result.from_record)]
+    given = [f"--{name}" for name in of_networks if getattr(options, name)]
     if given and not result.trains_networks:
         raise ValueError(f"{options.result} trains no network and draws its own data on the CPU: leave out {', '.join(given)}")
     _check_device(options.device)
@@ -414,7 +413,7 @@ def _add_explain(commands: _Commands) -> None:
 
 
 def _add_setting(command: argparse.ArgumentParser) -> None:
-    from rewa.explain import DTYPES, OPTIMIZERS, Run
+    from rewa.explain import DTYPES, OPTIMIZERS, Training
     from rewa.presets import PRESETS
     from rewa.schedules import SCHEDULES
 
@@ -431,11 +430,11 @@ def _add_setting(command: argparse.ArgumentParser) -> None:
     counts = {"epochs": "epochs", "steps-per-epoch": "steps in each", "warmup-epochs": "epochs until the peak rate"}
     for group, kind, metavar in ((numbers, float, "X"), (counts, int, "N")):
         for name, meaning in group.items():
-            default = getattr(Run(), name.replace("-", "_"))
+            default = getattr(Training(), name.replace("-", "_"))
             command.add_argument(f"--{name}", type=kind, help=f"{meaning} (default {default:g})", metavar=metavar)
-    command.add_argument("--schedule", choices=SCHEDULES, help=f"(default {Run.schedule})")
-    command.add_argument("--optimizer", choices=OPTIMIZERS, help=f"(default {Run.optimizer})")
-    command.add_argument("--dtype", choices=DTYPES, help=f"of the weights (default {Run.dtype})")
+    command.add_argument("--schedule", choices=SCHEDULES, help=f"(default {Training.schedule})")
+    command.add_argument("--optimizer", choices=OPTIMIZERS, help=f"(default {Training.optimizer})")
+    command.add_argument("--dtype", choices=DTYPES, help=f"of the weights (default {Training.dtype})")
     command.add_argument("--decoupled", action="store_true", default=None, help="decay bypasses the momentum")
     command.add_argument(
         "--sparsity", type=_number, metavar="X", help="also a decay for this share of zeros, such as 0.95, as a guide"
@@ -456,11 +455,11 @@ def _explain(options: argparse.Namespace) -> str:
         path: Path = options.plot or Path(f"{options.figure}.png")
         figures.save(figures.FIGURES[options.figure](), path)
         return f"wrote {path}"
-    from rewa.explain import Run, explain, to_text
+    from rewa.explain import Training, explain, to_text
     from rewa.presets import PRESETS
 
-    base = Run.of(PRESETS[options.preset]) if options.preset else Run()
-    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Run)}
+    base = Training.of(PRESETS[options.preset]) if options.preset else Training()
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Training)}
     run = dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
     result = explain(run, sparsity=options.sparsity)
     if options.plot:

@@ -15,7 +15,7 @@ from rewa import theory
 from rewa.presets import PRESETS, Preset
 from rewa.schedules import rate_sum
 
-__all__ = ["DTYPES", "MEASURED", "OPTIMIZERS", "Run", "explain", "to_text"]
+__all__ = ["DTYPES", "MEASURED", "OPTIMIZERS", "Training", "explain", "to_text"]
 
 OPTIMIZERS = ("sgd", "adamw")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -37,7 +37,7 @@ MEASURED: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Training:
     """A setting of ReWA and the training it is for."""
 
     K: float = 9
@@ -75,7 +75,7 @@ class Run:
             )
 
     @classmethod
-    def of(cls, preset: Preset) -> Run:
+    def of(cls, preset: Preset) -> Training:
         """The run of a preset; what the preset leaves open is the default here."""
         shared = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(preset)}
         return cls(**{name: getattr(preset, name) for name in shared if getattr(preset, name) is not None})
@@ -113,42 +113,42 @@ class Run:
         return theory.decay_budget([self.rate_sum(done)], **run, decoupled=self.decoupled or self.optimizer == "adamw")
 
 
-def explain(run: Run, *, sparsity: float | None = None) -> dict[str, Any]:
+def explain(training: Training, *, sparsity: float | None = None) -> dict[str, Any]:
     """What a run does, as a dictionary of plain values.
 
     Args:
-        run: The setting.
+        training: The setting.
         sparsity: Share of zeros to find a decay for, as a guide.
 
     Example:
-        >>> result = explain(Run(K=9, M=2, weight_decay=1e-4, lr=0.256, momentum=0.875, epochs=100, steps_per_epoch=196))
+        >>> result = explain(Training(K=9, M=2, weight_decay=1e-4, lr=0.256, momentum=0.875, epochs=100, steps_per_epoch=196))
         >>> result["configuration"], round(result["p"], 3), result["nearest_preset"]
         ('A', 0.889, 'cifar10')
         >>> round(result["decay_budget"], 1)
         18.1
     """
-    configuration = theory.configuration(run.K, run.M, run.eps)
-    adam = run.optimizer == "adamw"
-    setting = {"K": run.K, "M": run.M, "eps": run.eps, "lam": run.weight_decay}
-    budget = run.shrinkage()
-    after = bisect.bisect_left(range(run.steps + 1), math.log(1000), key=run.shrinkage)
+    configuration = theory.configuration(training.K, training.M, training.eps)
+    adam = training.optimizer == "adamw"
+    setting = {"K": training.K, "M": training.M, "eps": training.eps, "lam": training.weight_decay}
+    budget = training.shrinkage()
+    after = bisect.bisect_left(range(training.steps + 1), math.log(1000), key=training.shrinkage)
     result: dict[str, Any] = {
-        "run": dataclasses.asdict(run),
+        "run": dataclasses.asdict(training),
         "p": configuration.p,
         "configuration": configuration.name,
         "why": configuration.why + (" (with SGD; Adam rescales every gradient)" if adam else ""),
         "penalty": [] if adam else _penalty(setting),
         "decay_budget": budget,
-        "ends_at": {"start": run.start, "end": run.start * math.exp(-budget)},
-        "thousandth_at_epoch": after / run.steps_per_epoch if after <= run.steps else None,
-        "sign_flips": _sign_flips(run),
-        "nearest_preset": _nearest_preset(run),
-        "adamw": _adamw(run) if adam else None,
-        "sparsity": None if sparsity is None else _decay_for(run, sparsity),
+        "ends_at": {"start": training.start, "end": training.start * math.exp(-budget)},
+        "thousandth_at_epoch": after / training.steps_per_epoch if after <= training.steps else None,
+        "sign_flips": _sign_flips(training),
+        "nearest_preset": _nearest_preset(training),
+        "adamw": _adamw(training) if adam else None,
+        "sparsity": None if sparsity is None else _decay_for(training, sparsity),
     }
     if not all(math.isfinite(number) for row in result["penalty"] for number in row.values()):
-        raise ValueError(f"M={run.M:g} is too large for K={run.K:g}: the penalty of small weights overflows")
-    result["warnings"] = _warnings(run, result)
+        raise ValueError(f"M={training.M:g} is too large for K={training.K:g}: the penalty of small weights overflows")
+    result["warnings"] = _warnings(training, result)
     return result
 
 
@@ -160,146 +160,147 @@ def _penalty(setting: dict[str, float]) -> list[dict[str, float]]:
     return [{"x": x, "penalty": value, "gradient_to_hold": slope} for x, value, slope in rows]
 
 
-def _adamw(run: Run) -> dict[str, Any]:
+def _adamw(training: Training) -> dict[str, Any]:
     """What Adam's step of about lr, whatever the gradient, allows: the largest weight, how far y moves, and better values."""
-    bound = theory.adamw_bound(run.K, run.weight_decay)
-    reach = run.rate_sum()
+    bound = theory.adamw_bound(training.K, training.weight_decay)
+    reach, start = training.rate_sum(), training.start
     return {
         "largest_weight": bound if bound < math.inf else None,
         "reach": reach,
-        "start_of_y": run.start ** (1 / run.K),
-        "advice": theory.adamw_advice(run.K, reach / run.lr, start=run.start)._asdict() if run.start else None,
+        "start_of_y": start ** (1 / training.K),
+        "advice": theory.adamw_advice(training.K, reach / training.lr, start=start)._asdict() if start else None,
     }
 
 
-def _decay_for(run: Run, sparsity: float) -> dict[str, Any]:
+def _decay_for(training: Training, sparsity: float) -> dict[str, Any]:
     """The decays whose budgets gave a share of zeros on the recorded runs, between two of them on logarithmic scales."""
     if not 0 <= sparsity < 1:
         raise ValueError(f"Invalid sparsity: {sparsity} (allowed: 0 <= sparsity < 1, such as 0.95)")
-    if run.optimizer == "adamw":  # measured at the advised rate; a slower run would need a decay that forbids its weights
-        advised = theory.adamw_advice(run.K, run.rate_sum() / run.lr, start=run.start or Run.start)
-        run = dataclasses.replace(run, lr=advised.lr, weight_decay=0.0)
+    if training.optimizer == "adamw":  # measured at the advised rate; a slower run would need a decay that forbids its weights
+        advised = theory.adamw_advice(training.K, training.rate_sum() / training.lr, start=training.start or Training.start)
+        training = dataclasses.replace(training, lr=advised.lr, weight_decay=0.0)
     decays: list[dict[str, Any]] = []
-    for study, points in MEASURED[run.optimizer].items():
+    for study, points in MEASURED[training.optimizer].items():
         budgets, zeros = zip(*points, strict=True)
         if zeros[0] <= sparsity <= zeros[-1]:
             left = [-math.log1p(-share) for share in zeros]
             budget = math.exp(np.interp(-math.log1p(-sparsity), left, np.log(budgets)))
-            decays.append({"study": study, "decay_budget": budget, "weight_decay": budget / run.decay_budget_of(1.0)})
+            decays.append({"study": study, "decay_budget": budget, "weight_decay": budget / training.decay_budget_of(1.0)})
     if not decays:
-        shares = [zeros for points in MEASURED[run.optimizer].values() for _, zeros in points]
+        shares = [zeros for points in MEASURED[training.optimizer].values() for _, zeros in points]
         raise ValueError(
             f"sparsity = {sparsity:g}: the recorded runs went from {min(shares):.1%} to {max(shares):.1%}, and nothing was "
             "measured beyond; to cut a trained model to any share, use rewa.finalize(model, sparsity=...)"
         )
     strongest = max(row["weight_decay"] for row in decays)
-    if run.optimizer == "adamw" and theory.adamw_bound(run.K, strongest) < theory.ADAMW_ROOM * run.start:
+    if training.optimizer == "adamw" and theory.adamw_bound(training.K, strongest) < theory.ADAMW_ROOM * training.start:
         raise ValueError(
-            f"sparsity = {sparsity:g} needs weight_decay = {strongest:.2g} in a run of {run.steps} steps, and under AdamW that "
-            f"leaves no weight above {theory.adamw_bound(run.K, strongest):.2g}; train longer"
+            f"sparsity = {sparsity:g} needs weight_decay = {strongest:.2g} in a run of {training.steps} steps, and under AdamW "
+            f"that leaves no weight above {theory.adamw_bound(training.K, strongest):.2g}; train longer"
         )
-    return {"zeros": sparsity, "lr": run.lr, "decays": decays}
+    return {"zeros": sparsity, "lr": training.lr, "decays": decays}
 
 
-def _sign_flips(run: Run) -> dict[str, float | None] | None:
+def _sign_flips(training: Training) -> dict[str, float | None] | None:
     """Between which sizes of x a step at the peak rate can change a sign; None if at none, an open side if unlimited."""
-    if run.optimizer == "adamw":  # its step in y is about lr, whatever the gradient
-        low, high = 0.0, run.lr / (1 - run.lr * run.weight_decay)
+    if training.optimizer == "adamw":  # its step in y is about lr, whatever the gradient
+        low, high = 0.0, training.lr / (1 - training.lr * training.weight_decay)
     else:
-        lr = run.lr / (1 - run.momentum)  # the pace that momentum reaches
-        decay = run.weight_decay * (1 - run.momentum if run.decoupled else 1)
+        lr = training.lr / (1 - training.momentum)  # the pace that momentum reaches
+        decay = training.weight_decay * (1 - training.momentum if training.decoupled else 1)
         if lr * decay >= 1:
             return {"above": None, "below": None}
-        low, high = theory.sign_flips(K=run.K, M=run.M, eps=run.eps, lr=lr, weight_decay=decay, gradient_bound=GRADIENT)
-    if low > 0 and run.K * math.log(low) > math.log(LARGEST):
+        setting = {"K": training.K, "M": training.M, "eps": training.eps}
+        low, high = theory.sign_flips(**setting, lr=lr, weight_decay=decay, gradient_bound=GRADIENT)
+    if low > 0 and training.K * math.log(low) > math.log(LARGEST):
         return None
-    above = low**run.K if low > 0 else None
-    below = high**run.K if high < math.inf and run.K * math.log(high) < math.log(LARGEST) else None
+    above = low**training.K if low > 0 else None
+    below = high**training.K if high < math.inf and training.K * math.log(high) < math.log(LARGEST) else None
     return {"above": above, "below": below}
 
 
-def _nearest_preset(run: Run) -> str:
+def _nearest_preset(training: Training) -> str:
     """The preset whose exponents and decay differ least, on a logarithmic scale for the decay."""
 
     def distance(name: str) -> float:
         preset = PRESETS[name]
-        decay = abs(math.log((run.weight_decay + 1e-12) / (preset.weight_decay + 1e-12)))
-        rate = abs(math.log(run.lr / preset.lr))
-        stabilizer = abs(math.log10(run.eps + 1e-9) - math.log10(preset.eps + 1e-9))
-        return abs(run.K - preset.K) + abs(run.M - preset.M) + stabilizer + decay / 2 + rate / 2
+        decay = abs(math.log((training.weight_decay + 1e-12) / (preset.weight_decay + 1e-12)))
+        rate = abs(math.log(training.lr / preset.lr))
+        stabilizer = abs(math.log10(training.eps + 1e-9) - math.log10(preset.eps + 1e-9))
+        return abs(training.K - preset.K) + abs(training.M - preset.M) + stabilizer + decay / 2 + rate / 2
 
     return min(PRESETS, key=distance)
 
 
-def _warnings(run: Run, result: dict[str, Any]) -> list[str]:
+def _warnings(training: Training, result: dict[str, Any]) -> list[str]:
     """One sentence for each trap of the method that the setting walks into."""
-    return [*_start_warnings(run, result), *_adamw_warnings(run, result), *_decay_warnings(run, result)]
+    return [*_start_warnings(training, result), *_adamw_warnings(training, result), *_decay_warnings(training, result)]
 
 
-def _start_warnings(run: Run, result: dict[str, Any]) -> list[str]:
+def _start_warnings(training: Training, result: dict[str, Any]) -> list[str]:
     """What becomes of weights where they start."""
     found = []
-    if run.start == 0 and (run.M > 0 or (run.eps > 0 and run.K > 1)):
+    if training.start == 0 and (training.M > 0 or (training.eps > 0 and training.K > 1)):
         found.append("Zero is absorbing: tensors that start at zero never train. Use rewa.param_groups for biases and norms.")
     flips = result["sign_flips"]
-    if run.start > 0 and (flips is None or (flips["above"] or 0) > run.start):
+    if training.start > 0 and (flips is None or (flips["above"] or 0) > training.start):
         where = "no weight" if flips is None else f"no weight below |x| = {flips['above']:.2g}"
         found.append(
             f"Zero is hard to cross: at this rate {where} changes its sign in a step (gradients up to {GRADIENT:g}); "
             "one that starts with the wrong sign is lost. Raise lr, lower M, or use rewa.reparametrize(form='pair')."
         )
-    sizes = [run.start, run.start / 10]
-    needed, smaller = theory.regularizer_gradient(sizes, run.K, run.M, run.eps, lam=run.weight_decay)
-    if needed > 0.1 and smaller > needed and run.optimizer == "sgd":
+    sizes = [training.start, training.start / 10]
+    needed, smaller = theory.regularizer_gradient(sizes, training.K, training.M, training.eps, lam=training.weight_decay)
+    if needed > 0.1 and smaller > needed and training.optimizer == "sgd":
         found.append(
-            f"Growth: a weight that starts at {run.start:g} needs a gradient above {needed:.2g} to grow; what sees less dies. "
-            "Lower weight_decay or M, or start larger."
+            f"Growth: a weight that starts at {training.start:g} needs a gradient above {needed:.2g} to grow; what sees less "
+            "dies. Lower weight_decay or M, or start larger."
         )
-    if run.dtype != "float32":
+    if training.dtype != "float32":
         found.append(
-            f"Low precision: in {run.dtype} small steps round to nothing, and |y|^{run.K:g} underflows in float16. "
+            f"Low precision: in {training.dtype} small steps round to nothing, and |y|^{training.K:g} underflows in float16. "
             "ReWASGD and ReWAAdamW keep y in float32 for such weights; other optimizers need float32 weights."
         )
     return found
 
 
-def _adamw_warnings(run: Run, result: dict[str, Any]) -> list[str]:
+def _adamw_warnings(training: Training, result: dict[str, Any]) -> list[str]:
     """What Adam makes of a rate and a decay that suit SGD, or plain weights."""
     adam = result["adamw"]
     if adam is None:
         return []
     found = []
     largest, reach, start = adam["largest_weight"], adam["reach"], adam["start_of_y"]
-    if largest is not None and largest < theory.ADAMW_ROOM * run.start:
+    if largest is not None and largest < theory.ADAMW_ROOM * training.start:
         found.append(
             "Decay forbids large weights: Adam moves y by about lr per step whatever its gradient, and the decay balances that "
-            f"at |y| = {1 / run.weight_decay:.2g}. So no weight above |x| = {largest:.2g} can exist; usual ones start at "
-            f"{run.start:g}. Lower weight_decay."
+            f"at |y| = {1 / training.weight_decay:.2g}. So no weight above |x| = {largest:.2g} can exist; usual ones start at "
+            f"{training.start:g}. Lower weight_decay."
         )
     if reach < start:
         found.append(
             f"y hardly moves: it starts at about {start:.2g}, and all steps together move it by {reach:.2g} at most. Raise lr."
         )
-    if run.optimizer == "adamw" and (run.M > 0 or run.eps > 0):
+    if training.optimizer == "adamw" and (training.M > 0 or training.eps > 0):
         found.append("Adam cancels a constant scale: M and eps act through their change over time only. Choose K.")
     return found
 
 
-def _decay_warnings(run: Run, result: dict[str, Any]) -> list[str]:
+def _decay_warnings(training: Training, result: dict[str, Any]) -> list[str]:
     """Penalties that are none, and decay that is too strong or too weak."""
     found = []
-    first = theory.effective_p(run.K, run.M)
+    first = theory.effective_p(training.K, training.M)
     if result["configuration"] == "neither" and not 0 < first < 1:
         found.append(f"Not an l_p penalty with 0 < p < 1: {result['why']}.")
-    if run.eps > 0 and run.M > 2:
+    if training.eps > 0 and training.M > 2:
         found.append("eps with M > 2: close to zero the penalty falls without bound, faster than a logarithm. Set eps = 0.")
-    coupled_momentum = 0.0 if run.decoupled or run.optimizer == "adamw" else run.momentum
-    if run.lr * run.weight_decay > theory.strongest_decay(coupled_momentum):
+    coupled_momentum = 0.0 if training.decoupled or training.optimizer == "adamw" else training.momentum
+    if training.lr * training.weight_decay > theory.strongest_decay(coupled_momentum):
         found.append(
-            f"Decay too strong for this momentum: lr * weight_decay = {run.lr * run.weight_decay:.2g} is above "
+            f"Decay too strong for this momentum: lr * weight_decay = {training.lr * training.weight_decay:.2g} is above "
             f"{theory.strongest_decay(coupled_momentum):.2g}; weights swing around zero and shrink less than the budget says."
         )
-    if run.weight_decay == 0:
+    if training.weight_decay == 0:
         found.append("No weight decay: nothing pulls a weight to zero, whatever K and M. Set weight_decay.")
     elif result["decay_budget"] < 3:
         found.append(

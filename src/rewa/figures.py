@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from rewa.explain import Run
+    from rewa.explain import Training
 
 __all__ = ["FIGURES", "FORMATS", "clipping", "draw_run", "geometry", "regularizer", "save"]
 
@@ -169,7 +169,7 @@ def _scaled(penalty: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.nd
     return np.asarray((penalty(x) - low) / (one - low))
 
 
-def draw_run(run: Run) -> Figure:
+def draw_run(run: Training) -> Figure:
     """A setting beside its rivals: penalty, the gradient that holds a weight, and what the run does to one without.
 
     Args:

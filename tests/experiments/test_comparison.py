@@ -33,7 +33,7 @@ def test_a_result_is_written_with_the_numbers_behind_it(tmp_path):
     torch.set_default_dtype(torch.float32)
     recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=2, compressions=(1, 2, 5))
     sweep = Sweep(recipe=recipe, methods=("dense", "l1"), seeds=2, strengths=(1e-3, 1e-2))
-    written = {path.name for path in SweepResult(line="a small one", sweep=sweep).run(tmp_path, How(workers=2))}
+    written = {path.name for path in SweepResult(line="a small one", sweep=sweep).run(tmp_path, How(workers=1))}
     assert len(list((tmp_path / "runs").iterdir())) == 8
     assert {"report.html", "report.png", "numbers.json", "table.md"} <= written
     numbers = json.loads((tmp_path / "numbers.json").read_text())
@@ -88,7 +88,7 @@ def test_further_seeds_repeat_what_validation_chose(tmp_path):
     torch.set_default_dtype(torch.float32)
     recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=2, compressions=(1, 2, 5, 20))
     sweep = Sweep(recipe=recipe, methods=("l1", "rewa"), seeds=3)
-    SweepResult(line="narrowed", sweep=sweep, table=(2, 20)).run(tmp_path, How(workers=2))
+    SweepResult(line="narrowed", sweep=sweep, table=(2, 20)).run(tmp_path, How(workers=1))
     records = [json.loads((path / "record.json").read_text()) for path in (tmp_path / "runs").iterdir()]
     chosen = {}
     for method in ("l1", "rewa"):
@@ -124,7 +124,7 @@ def test_only_what_has_weights_is_measured(tmp_path):
     torch.set_default_dtype(torch.float32)
     recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(2,))
     result = SweepResult(line="two", sweep=Sweep(recipe=recipe, methods=("l1", "rewa"), strengths=(1e-3,), seeds=1), table=(2,))
-    result.run(tmp_path, How(workers=2))
+    result.run(tmp_path, How(workers=1))
     models = tmp_path / "models.json"
     before = json.loads(models.read_text())
     assert [row["method"] for row in before["deployed"]] == ["l1", "rewa"]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 import rewa
 from rewa import cli
 from rewa.experiments import RESULTS, overhead
-from rewa.experiments.overhead import PUBLISHED, VARIANTS, Overhead, Training, peak_memory
+from rewa.experiments.overhead import PUBLISHED, VARIANTS, Loop, Overhead, peak_memory
 
 SETTING = {"batch_size": 2, "epochs": 3, "lr": 0.05, "lam": 0.25}
 
@@ -43,7 +43,7 @@ def by_hand(variant, X, y, weight, bias, orders):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_does_what_it_says(variant):
     X, y = torch.randn(6, 4), torch.randn(6)
-    run = Training(variant, X, y, **SETTING)
+    run = Loop(variant, X, y, **SETTING)
     weight, bias = run.model.weight[0].tolist(), run.model.bias.item()
     sampler = copy.deepcopy(run.loader)
     orders = [[next(i for i in range(6) if torch.equal(X[i], row)) for rows, _ in sampler for row in rows] for _ in range(2)]
@@ -57,7 +57,7 @@ def test_a_variant_does_what_it_says(variant):
 
 def test_variants_are_what_the_table_calls_them():
     X, y = torch.randn(6, 4), torch.randn(6)
-    runs = {name: Training(name, X, y, **SETTING) for name in VARIANTS}
+    runs = {name: Loop(name, X, y, **SETTING) for name in VARIANTS}
     assert {name for name, run in runs.items() if isinstance(run.optimizer, rewa.ReWASGD)} == {"ReWA", "ReWA, fused"}
     assert {name for name, run in runs.items() if run.optimizer.defaults.get("fused")} == {"ReWA, fused"}
     assert {name for name, run in runs.items() if run.penalty} == {"SGD-l1"}

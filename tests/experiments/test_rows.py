@@ -30,12 +30,12 @@ def accuracy(base, name, shares):
     """On digits, a mean of two seeds and of all images that were not trained on; each share of zeros."""
     row = rows.ROWS[base][name]
     lr = row.rates["cnn"][0]
-    jobs = [
-        rows.Job(task="cnn", base=base, row=name, lr=lr, seed=seed, shares=part, data="digits", batch_size=64, steps=400)
+    trials = [
+        rows.Trial(task="cnn", base=base, row=name, lr=lr, seed=seed, shares=part, data="digits", batch_size=64, steps=400)
         for seed in range(2)
         for part in ([(share,) for share in shares] if row.masked else [shares])
     ]
-    found = [value for job in jobs for value in rows.train(job, None)["values"]]
+    found = [value for trial in trials for value in rows.train(trial, None)["values"]]
     return {
         share: sum(value["validation"] + value["test"] for value in found if value["share"] == share) / 4 for share in shares
     }
@@ -89,8 +89,8 @@ def test_the_result_resumes_and_writes_its_table(tmp_path):
     result = rows.README_ROWS
     written = result.run(tmp_path, How(quick=True, workers=1))
     record = json.loads((tmp_path / "rows.json").read_text())
-    jobs = dataclasses.replace(result, shares=(0.5,), seeds=1).jobs(quick=True)
-    assert [run["row"] for run in record["runs"]] == [job.row for job in jobs]
+    trials = dataclasses.replace(result, shares=(0.5,), seeds=1).trials(quick=True)
+    assert [run["row"] for run in record["runs"]] == [trial.row for trial in trials]
     before = (tmp_path / "rows.json").read_bytes()
     assert result.run(tmp_path, How(quick=True, workers=1)) == written
     assert (tmp_path / "rows.json").read_bytes() == before

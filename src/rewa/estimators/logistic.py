@@ -186,7 +186,7 @@ class Logistic:
         return coef, intercept if self.outputs == 1 else intercept - intercept.mean()
 
 
-class _Point(NamedTuple):
+class _Iterate(NamedTuple):
     b: Array  # of the working coefficients
     intercept: Array
     margins: Array  # outputs by rows
@@ -210,7 +210,7 @@ class _Block:
                 margins[k] += b[on] @ self.rows[on]
         return margins
 
-    def slopes(self, point: _Point) -> tuple[Array, Array]:
+    def slopes(self, point: _Iterate) -> tuple[Array, Array]:
         """Derivatives in the coefficients and in the intercepts."""
         rest = self.weights * (self.loss.probabilities(point.margins) - self.loss.truth)
         slope = np.empty(len(self.output))
@@ -218,14 +218,14 @@ class _Block:
             slope[part] = self.rows[part] @ rest[k]
         return slope, rest.sum(axis=1) if self.loss.fit_intercept else np.zeros(self.loss.outputs)
 
-    def curvature(self, point: _Point) -> Array:
+    def curvature(self, point: _Iterate) -> Array:
         """Second derivatives in each coefficient alone."""
         P = self.loss.probabilities(point.margins)
         h = self.weights * (P * (1 - P) + FLOOR)
         result: Array = np.einsum("ij,ij,ij->i", self.rows, self.rows, h[self.output])
         return result
 
-    def parabola(self, point: _Point) -> tuple[Array, Array, Array, Array]:
+    def parabola(self, point: _Iterate) -> tuple[Array, Array, Array, Array]:
         """Second and first derivatives in the coefficients where the intercepts follow, and how these do.
 
         Returns:
@@ -248,7 +248,7 @@ class _Block:
                 constant, follow = constant - constant.mean() * (outputs > 1), follow - follow.mean(axis=0) * (outputs > 1)
         return Q, g, constant, follow
 
-    def _second(self, point: _Point) -> tuple[Array, Array, Array]:
+    def _second(self, point: _Iterate) -> tuple[Array, Array, Array]:
         """Second derivatives: in the coefficients, between them and the intercepts, in the intercepts."""
         P = self.loss.probabilities(point.margins)
         if self.loss.outputs == 1:
@@ -283,11 +283,11 @@ class _Penalized:
         self.goal, self.intercept_goal = goal, intercept_goal  # slopes that count as zero
         self.free = (a == 0) & (not positive)
 
-    def at(self, b: Array, intercept: Array) -> _Point:
+    def at(self, b: Array, intercept: Array) -> _Iterate:
         margins = self.block.margins(b, intercept)
-        return _Point(b, intercept, margins, self.block.loss.loss(margins) + float(self.a @ penalty.value(b, self.p)))
+        return _Iterate(b, intercept, margins, self.block.loss.loss(margins) + float(self.a @ penalty.value(b, self.p)))
 
-    def descend(self, point: _Point, tol: float, max_iter: int) -> tuple[_Point, int, bool]:
+    def descend(self, point: _Iterate, tol: float, max_iter: int) -> tuple[_Iterate, int, bool]:
         """Steps down until no single coefficient can improve; the point, how many there were, and whether that was enough."""
         stalled, steps = 0, 0
         while steps < max_iter:
@@ -306,14 +306,14 @@ class _Penalized:
                 break
         return point, steps, self.at_rest(point) and not self.violating(point).size
 
-    def at_rest(self, point: _Point) -> bool:
+    def at_rest(self, point: _Iterate) -> bool:
         """Whether slopes are zero in the coefficients that are not held at zero, and in the intercepts."""
         slope, intercept_slope = self.block.slopes(point)
         on = (point.b != 0) | self.free
         total = slope[on] + self._pull(point.b[on], self.a[on])
         return bool(np.all(np.abs(total) <= self.goal[on]) and np.all(np.abs(intercept_slope) <= self.intercept_goal))
 
-    def violating(self, point: _Point) -> Index:
+    def violating(self, point: _Iterate) -> Index:
         """The coefficients whose own parabola would rather have them at zero, and not there, the strongest first."""
         slope, _ = self.block.slopes(point)
         L = self.block.curvature(point)
@@ -327,7 +327,7 @@ class _Penalized:
         leaving = np.flatnonzero((point.b != 0) & (np.abs(L * point.b - slope) * CLEARLY < threshold) & (self.a > 0))
         return np.concatenate([leaving, entering])
 
-    def proximal(self, point: _Point, Q: Array, g: Array, constant: Array, follow: Array, *, tol: float) -> _Point | None:
+    def proximal(self, point: _Iterate, Q: Array, g: Array, constant: Array, follow: Array, *, tol: float) -> _Iterate | None:
         """To the minimizer of parabola and penalty, or towards it for p = 1; nothing if that is not lower."""
         b, _, _ = minimize(Q, Q @ point.b - g, self.a, self.p, point.b, positive=self.positive, tol=tol, max_iter=INNER_STEPS)
         step = b - point.b
@@ -345,7 +345,7 @@ class _Penalized:
             if self.p < 1 or length < 1e-6:
                 return None
 
-    def newton(self, point: _Point, Q: Array, g: Array, constant: Array, follow: Array) -> _Point | None:
+    def newton(self, point: _Iterate, Q: Array, g: Array, constant: Array, follow: Array) -> _Iterate | None:
         """A Newton step of the nonzero coefficients, not beyond zero, shortened until it is lower."""
         on = np.flatnonzero(((point.b != 0) | self.free) & (np.diag(Q) > 0))
         b, a = point.b[on], self.a[on]
@@ -380,7 +380,7 @@ class _Penalized:
             length /= 2
         return None
 
-    def jump(self, point: _Point, index: Index, Q: Array, g: Array, constant: Array, follow: Array) -> _Point | None:
+    def jump(self, point: _Iterate, index: Index, Q: Array, g: Array, constant: Array, follow: Array) -> _Iterate | None:
         """A lower point after one of the first of these coefficients has jumped, and the others and the intercepts followed."""
         for j in index[:CANDIDATES]:
             step = np.zeros_like(point.b)

@@ -189,7 +189,7 @@ class LinearModel(CallbackSupportMixin, BaseEstimator, abc.ABC):
         p = float(self.p_) if len(ps) > 1 else ps[0]
         tried = selection.grids(problem, losses, [p], _checked_alphas(alphas), _ratio(alpha_ratio, data, weights))[0]
         models = list(problem.follow(losses, tried, p))
-        placed = [problem.placed(points) for points in models]
+        placed = [problem.placed(fits) for fits in models]
         ends = np.cumsum([0, *(len(index) for index, _ in placed)])
         coefs = sparse.csc_array(
             (np.concatenate([values for _, values in placed]), np.concatenate([index for index, _ in placed]), ends),
@@ -200,8 +200,8 @@ class LinearModel(CallbackSupportMixin, BaseEstimator, abc.ABC):
             alphas=tried,
             p=p,
             sparse_coefs=coefs,
-            intercepts=np.stack([clone._shaped(empty, problem.intercepts(points))[1] for points in models], axis=-1),
-            n_iters=np.array([sum(point.n_iter for point in points) for points in models]),
+            intercepts=np.stack([clone._shaped(empty, problem.intercepts(fits))[1] for fits in models], axis=-1),
+            n_iters=np.array([sum(fit.n_iter for fit in fits) for fits in models]),
         )
 
     def _exponents(self) -> list[float]:
@@ -335,8 +335,8 @@ class Single(LinearModel):
         coef, intercept = np.atleast_2d(result.coef) / scale, np.atleast_1d(result.intercept)
         if self.refit:
             losses = problem.losses()
-            points = problem.points(coef, intercept, losses)
-            coef, intercept = problem.dense(selection.refitted(losses, points, problem.positive))
+            fits = problem.fits(coef, intercept, losses)
+            coef, intercept = problem.dense(selection.refitted(losses, fits, problem.positive))
         done = result.converged or self.batch_size is not None  # with batches, the run is as long as it is
         self._keep(coef, intercept, result.n_iter, done)
 
@@ -404,10 +404,10 @@ class Single(LinearModel):
         else:
             alphas = problem.towards(losses, float(self.alpha), self.p_)
         n_iter = 0
-        for points in problem.follow(losses, alphas, self.p_):
-            n_iter += sum(point.n_iter for point in points)
-        converged = all(point.converged for point in points)
-        model = selection.refitted(losses, points, problem.positive) if self.refit else points
+        for fits in problem.follow(losses, alphas, self.p_):
+            n_iter += sum(fit.n_iter for fit in fits)
+        converged = all(fit.converged for fit in fits)
+        model = selection.refitted(losses, fits, problem.positive) if self.refit else fits
         self._keep(*problem.dense(model), n_iter, converged)
 
 

@@ -23,7 +23,7 @@ FIRST, SHARE = 10, 2  # most coefficients that join at once: ten, and half as ma
 
 
 @dataclass(frozen=True)
-class Point:
+class Fit:
     """A model on the path: its nonzero coefficients and its intercepts, in the units of X."""
 
     index: Index  # into the coefficients, output by output
@@ -102,7 +102,7 @@ def follow(
     positive: bool = False,
     tol: float = 1e-8,
     max_iter: int = 1000,
-) -> Iterator[Point]:
+) -> Iterator[Fit]:
     """The models at each weight of the penalty, in the order given.
 
     Args:
@@ -119,7 +119,7 @@ def follow(
         a = alpha / _unit_of_alpha(loss, p) * factors if loss.unit > 0 else factors
         n_iter, converged = _settle(loss, a, p, free, positive, tol, max_iter)
         index = np.flatnonzero(loss.b)
-        yield Point(index, *loss.in_units(index), n_iter, converged)
+        yield Fit(index, *loss.in_units(index), n_iter, converged)
 
 
 def _settle(loss: Loss, a: Array, p: float, free: Index, positive: bool, tol: float, max_iter: int) -> tuple[int, bool]:

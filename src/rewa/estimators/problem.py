@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewa.estimators import iteration, path
-from rewa.estimators.path import Loss, Point
+from rewa.estimators.path import Fit, Loss
 from rewa.estimators.standardized import Columns, Standardized
 
 Array = NDArray[np.float64]
@@ -96,7 +96,7 @@ class Problem(abc.ABC):
         """The least weight of the penalty at which all models are empty; leaves the losses there."""
         return max(path.alpha_max(loss, p, self.all_factors(loss), self.positive) for loss in losses)
 
-    def follow(self, losses: list[Loss], alphas: Array, p: float) -> Iterator[list[Point]]:
+    def follow(self, losses: list[Loss], alphas: Array, p: float) -> Iterator[list[Fit]]:
         """The models of all losses at each weight of the penalty."""
         paths = [
             path.follow(
@@ -127,40 +127,40 @@ class Problem(abc.ABC):
         """Factors of the penalty for all coefficients of a loss."""
         return np.tile(self.factors, loss.size // len(self.factors))
 
-    def placed(self, points: list[Point]) -> tuple[NDArray[np.intp], Array]:
+    def placed(self, fits: list[Fit]) -> tuple[NDArray[np.intp], Array]:
         """Places of the nonzero coefficients of a model among those of all outputs, and their values."""
-        each = self.outputs * self.X.shape[1] // len(points)
-        index = np.concatenate([place * each + point.index for place, point in enumerate(points)])
-        return index, np.concatenate([point.values for point in points])
+        each = self.outputs * self.X.shape[1] // len(fits)
+        index = np.concatenate([place * each + fit.index for place, fit in enumerate(fits)])
+        return index, np.concatenate([fit.values for fit in fits])
 
-    def intercepts(self, points: list[Point]) -> Array:
+    def intercepts(self, fits: list[Fit]) -> Array:
         """One for each output."""
-        return np.concatenate([point.intercept for point in points])
+        return np.concatenate([fit.intercept for fit in fits])
 
-    def dense(self, points: list[Point]) -> tuple[Array, Array]:
+    def dense(self, fits: list[Fit]) -> tuple[Array, Array]:
         """Coefficients of the shape (outputs, columns) and intercepts of a model."""
-        index, values = self.placed(points)
+        index, values = self.placed(fits)
         coef = np.zeros(self.outputs * self.X.shape[1])
         coef[index] = values
-        return coef.reshape(self.outputs, -1), self.intercepts(points)
+        return coef.reshape(self.outputs, -1), self.intercepts(fits)
 
-    def points(self, coef: Array, intercept: Array, losses: list[Loss]) -> list[Point]:
+    def fits(self, coef: Array, intercept: Array, losses: list[Loss]) -> list[Fit]:
         """The model with these coefficients of the shape (outputs, columns) and intercepts: the reverse of :meth:`dense`."""
         flat, each = coef.ravel(), self.outputs // len(losses)
-        points = []
+        fits = []
         for place, loss in enumerate(losses):
             mine = flat[place * loss.size : (place + 1) * loss.size]
             index = np.flatnonzero(mine)
-            points.append(Point(index, mine[index], intercept[place * each : (place + 1) * each], 0, True))
-        return points
+            fits.append(Fit(index, mine[index], intercept[place * each : (place + 1) * each], 0, True))
+        return fits
 
-    def output(self, X: Any, points: list[Point]) -> Array:
+    def output(self, X: Any, fits: list[Fit]) -> Array:
         """Linear predictions of a model for rows of X, of the shape (rows, outputs)."""
         columns = self.X.shape[1]
         result = []
-        for point in points:
-            for place, intercept in enumerate(point.intercept):
-                mine = point.index // columns == place
-                index = point.index[mine] % columns
-                result.append(X[:, index] @ point.values[mine] + intercept)
+        for fit in fits:
+            for place, intercept in enumerate(fit.intercept):
+                mine = fit.index // columns == place
+                index = fit.index[mine] % columns
+                result.append(X[:, index] @ fit.values[mine] + intercept)
         return np.column_stack(result)

@@ -15,7 +15,7 @@ from joblib import effective_n_jobs
 from numpy.typing import NDArray
 
 from rewa.estimators import path
-from rewa.estimators.path import Loss, Point
+from rewa.estimators.path import Fit, Loss
 from rewa.estimators.problem import Problem
 
 Array = NDArray[np.float64]
@@ -47,7 +47,7 @@ class Choice:
     refit: bool
     alphas: Array
     scores: Array
-    model: list[Point]
+    model: list[Fit]
     n_iter: int
     converged: bool
 
@@ -172,26 +172,26 @@ class _Fold:
         """Back to the empty model."""
         _reset(self.losses)
         self.models = self.part.follow(self.losses, alphas, p)
-        self.refitted: list[Point] | None = None
+        self.refitted: list[Fit] | None = None
 
     def advance(self, kinds: Sequence[int]) -> tuple[float, float]:
         """The errors of the next penalized model and of its refit, or not a number for a kind that is not asked for."""
-        points = next(self.models)
+        fits = next(self.models)
         scores = [np.nan, np.nan]
         if PENALIZED in kinds:
-            scores[PENALIZED] = self._score(points)
+            scores[PENALIZED] = self._score(fits)
         if REFITTED in kinds:
-            if self.refitted is None or not _same_support(points, self.refitted):
-                self.refitted = refitted(self.losses, points, self.part.positive)
+            if self.refitted is None or not _same_support(fits, self.refitted):
+                self.refitted = refitted(self.losses, fits, self.part.positive)
             scores[REFITTED] = self._score(self.refitted)
         return scores[PENALIZED], scores[REFITTED]
 
-    def _score(self, points: list[Point]) -> float:
-        return float(self.weights @ self.part.errors(self.y, self.part.output(self.X, points)))
+    def _score(self, fits: list[Fit]) -> float:
+        return float(self.weights @ self.part.errors(self.y, self.part.output(self.X, fits)))
 
 
-def _same_support(points: list[Point], others: list[Point]) -> bool:
-    return all(np.array_equal(point.index, other.index) for point, other in zip(points, others, strict=True))
+def _same_support(fits: list[Fit], others: list[Fit]) -> bool:
+    return all(np.array_equal(fit.index, other.index) for fit, other in zip(fits, others, strict=True))
 
 
 def by_information(
@@ -230,13 +230,13 @@ def by_information(
     for place, p in enumerate(ps):
         _reset(losses)
         best, waited = np.inf, 0
-        models: list[Point] | None = None
-        for step, points in enumerate(problem.follow(losses, tried[place], p)):
-            if models is None or not _same_support(points, models):
-                size = sum(len(point.index) for point in points)
+        models: list[Fit] | None = None
+        for step, fits in enumerate(problem.follow(losses, tried[place], p)):
+            if models is None or not _same_support(fits, models):
+                size = sum(len(fit.index) for fit in fits)
                 if models is not None and size / problem.outputs >= rows / 2:
                     break
-                models = refitted(losses, points, problem.positive)
+                models = refitted(losses, fits, problem.positive)
                 fit = problem.deviance(problem.output(problem.X, models))
                 value = rows * fit + size * (np.log(rows) + 2 * gamma * np.log(problem.outputs * problem.X.shape[1]))
             scores[REFITTED, place, step] = value
@@ -251,12 +251,12 @@ def by_information(
     return choice
 
 
-def refitted(losses: list[Loss], points: list[Point], positive: bool) -> list[Point]:
+def refitted(losses: list[Loss], fits: list[Fit], positive: bool) -> list[Fit]:
     """The models on the same supports without a penalty."""
     models = []
-    for loss, point in zip(losses, points, strict=True):
-        values, intercept = loss.refit(point.index, positive)
-        models.append(dataclasses.replace(point, values=values, intercept=intercept))
+    for loss, fit in zip(losses, fits, strict=True):
+        values, intercept = loss.refit(fit.index, positive)
+        models.append(dataclasses.replace(fit, values=values, intercept=intercept))
     return models
 
 
@@ -271,16 +271,16 @@ def _finish(
     """The chosen model on all rows."""
     _reset(losses)
     n_iter, converged = 0, True
-    for points in problem.follow(losses, tried[place, : best + 1], p):
-        n_iter += sum(point.n_iter for point in points)
-        converged = all(point.converged for point in points)
+    for fits in problem.follow(losses, tried[place, : best + 1], p):
+        n_iter += sum(fit.n_iter for fit in fits)
+        converged = all(fit.converged for fit in fits)
     return Choice(
         p=p,
         alpha=float(tried[place, best]),
         refit=refit,
         alphas=tried,
         scores=scores,
-        model=refitted(losses, points, problem.positive) if refit else points,
+        model=refitted(losses, fits, problem.positive) if refit else fits,
         n_iter=n_iter,
         converged=converged,
     )

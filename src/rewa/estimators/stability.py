@@ -206,8 +206,8 @@ def _first(problem: Problem, rows: Index, p: float, count: int) -> tuple[Index, 
     entered = np.empty(0, dtype=np.intp)
     known = part.factors == 0
     converged = True
-    for points in part.follow(losses, path.grid(part.alpha_max(losses, p), p, STEPS, RATIO), p):
-        converged &= all(point.converged for point in points)
+    for fits in part.follow(losses, path.grid(part.alpha_max(losses, p), p, STEPS, RATIO), p):
+        converged &= all(fit.converged for fit in fits)
         size = np.max([np.abs(loss.b).reshape(-1, columns).max(axis=0) for loss in losses], axis=0)
         new = np.flatnonzero((size > 0) & ~known)
         known[new] = True

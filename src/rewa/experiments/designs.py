@@ -54,7 +54,7 @@ class Design:
 
         Args:
             coef: Coefficients, of the shape ``(..., d)``.
-            intercept: Of the shape ``(...)``.
+            intercept: Intercepts, of the shape ``(...)``.
 
         Returns:
             Losses of the shape ``(...)``, in float64.
@@ -123,10 +123,10 @@ def sparse(
     signs: Literal["mixed", "positive"] = "mixed",
     n_test: int = 2000,
 ) -> Design:
-    r"""A few coefficients of modulus 1 among correlated features: :math:`y = X\beta + \sigma\xi`.
+    r"""A few coefficients of magnitude 1 among correlated features: :math:`y = X\beta + \sigma\xi`.
 
     Args:
-        seed: Of the draw.
+        seed: Seeds the draw.
         n: Samples to train on.
         d: Features.
         s: Coefficients that are not zero, evenly spread from the first feature on.
@@ -161,7 +161,7 @@ def logistic(*, seed: int, n: int, d: int, n_test: int = 2000) -> Design:
     it by luck.
 
     Args:
-        seed: Of the draw.
+        seed: Seeds the draw.
         n: Samples to train on.
         d: Features, at least 2.
         n_test: Samples to test on.
@@ -208,7 +208,7 @@ def lasso(design: Design, *, seed: int = 0, n_jobs: int | None = None, folds: in
 
     Args:
         design: The data, with squared loss.
-        seed: Of the folds.
+        seed: Seeds the folds.
         n_jobs: Folds at a time; None for one.
         folds: How many.
 

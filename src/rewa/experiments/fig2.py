@@ -50,7 +50,7 @@ def weights_left(
     """Weights above each threshold.
 
     Args:
-        title: Of the panel.
+        title: Title of the panel.
         series: Labels and the runs of each.
         d: Number of weights.
         beside: Labels that are drawn dashed in the colour of another.

@@ -40,7 +40,7 @@ __all__ = [
     "train",
 ]
 
-# Appendix "Synthetic Dataset": below which modulus a weight counts as zero.
+# Appendix "Synthetic Dataset": below which magnitude a weight counts as zero.
 THRESHOLDS = (1e-7, 5e-7, 1e-6, 5e-6, 1e-5, 5e-5, 1e-4, 5e-4, 1e-3)
 LARGEST_THRESHOLD = THRESHOLDS[-1]
 KAPPA = SYNTHETIC.lr * SYNTHETIC.weight_decay  # 5e-5, the decay of a step, which the paper prints as its lambda
@@ -56,7 +56,7 @@ class Score:
     """What became of one model.
 
     Args:
-        seed: Of its start and of the order of its batches.
+        seed: Seeds its start and the order of its batches.
         counts: Weights above each of the thresholds.
         test_loss: On the test data.
         recovered: Whether the weights above the largest threshold are exactly the true ones and the test loss is within 5 %
@@ -84,7 +84,7 @@ def score(design: Design, coef: Tensor, bias: Tensor | float, *, seed: int = 0, 
         design: The data it was trained on.
         coef: Its weights.
         bias: Its bias.
-        seed: Of its run.
+        seed: The seed of its run.
         start: Where its first weight started.
     """
     true = design.beta != 0
@@ -120,9 +120,9 @@ def train(
         columns: The settings; their own seeds are replaced.
         seeds: One run of each setting for each.
         epochs: Passes over the data.
-        schedule: Of the learning rate.
-        drop: As of :func:`rewa.lockstep.fit`.
-        threads: As of :func:`rewa.lockstep.fit`.
+        schedule: Schedule of the learning rate.
+        drop: As in :func:`rewa.lockstep.fit`.
+        threads: As in :func:`rewa.lockstep.fit`.
         progress: Called with shares of the work, 1 in all.
     """
     settings = list(dict.fromkeys(replace(column, seed=0, loss=design.loss) for column in columns))
@@ -184,7 +184,7 @@ def publish(
 
     Args:
         out: The folder.
-        name: Of the files.
+        name: Name of the files.
         title: What the page says at its top.
         lead: The sentence below.
         shown: The panels.

@@ -22,8 +22,8 @@ class How:
         root: Where data is; None for where ``REWA_DATA`` says.
         download: Whether missing data may be fetched.
         device: Such as ``"cpu"``; None for a GPU where there is one.
-        trained: Train nothing, and take the runs that are there; for results that train networks.
-        progress: Who is told how far it is.
+        trained: Train and measure nothing: write what is recorded already; for results that keep their runs.
+        progress: Progress callback.
     """
 
     quick: bool = False
@@ -49,9 +49,12 @@ class Result(ABC):
 
     Attributes:
         trains_networks: Whether a device and a folder of data mean anything for it; a study of linear models draws its data.
+            Runs of networks are always kept.
+        from_record: Whether one without networks can be written again from its record, too.
     """
 
     trains_networks: ClassVar[bool] = False
+    from_record: ClassVar[bool] = False
 
     line: str
     quick: bool = False
@@ -62,7 +65,7 @@ class Result(ABC):
 
         Args:
             out: The folder of the result, which exists.
-            how: On what, and who is told.
+            how: On what it is made, and the progress callback.
 
         Returns:
             The files written.

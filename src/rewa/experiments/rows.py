@@ -27,7 +27,7 @@ from rewa.train import datasets
 from rewa.train.data import Data
 from rewa.train.models import gpt
 
-__all__ = ["README_ROWS", "ROWS", "Job", "Row", "Rows", "train"]
+__all__ = ["README_ROWS", "ROWS", "Row", "Rows", "Trial", "train"]
 
 HAND = "pruning by hand"  # the row that the others must not lose to
 WARMUP = 0.05  # share of the run in which the learning rate rises
@@ -150,7 +150,7 @@ def _cnn(data: Data) -> nn.Module:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Trial:
     """One training run."""
 
     task: str
@@ -177,11 +177,11 @@ def _full_steps(steps: int) -> float:
     return sum(_rate(step, steps) for step in range(steps))
 
 
-def train(job: Job, root: Path | None) -> dict[str, Any]:
+def train(trial: Trial, root: Path | None) -> dict[str, Any]:
     """Train a model as a user would, cut it, and measure it.
 
     Args:
-        job: What to train.
+        trial: What to train.
         root: Where data is; None for where ``REWA_DATA`` says.
 
     Returns:
@@ -191,20 +191,20 @@ def train(job: Job, root: Path | None) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # runs at the same time must not fight for cores, and one thread always adds in the same order
     try:
-        return _train(job, root)
+        return _train(trial, root)
     finally:
         torch.set_num_threads(threads)
 
 
-def _train(job: Job, root: Path | None) -> dict[str, Any]:
-    torch.manual_seed(job.seed)
-    text = job.task == "gpt"
-    options: dict[str, Any] = {"context": job.context} if text else {}
-    data = datasets.load(job.data, root=root, **options)
-    model: nn.Module = gpt(data.classes, layers=job.layers, width=job.width, context=job.context) if text else _cnn(data)
-    running = ROWS[job.base][job.row].start(model, job.steps, job.lr, job.shares[0])
-    schedule = LambdaLR(running.optimizer, lambda step: _rate(step, job.steps))
-    for inputs, targets in _batches(data, job):
+def _train(trial: Trial, root: Path | None) -> dict[str, Any]:
+    torch.manual_seed(trial.seed)
+    text = trial.task == "gpt"
+    options: dict[str, Any] = {"context": trial.context} if text else {}
+    data = datasets.load(trial.data, root=root, **options)
+    model: nn.Module = gpt(data.classes, layers=trial.layers, width=trial.width, context=trial.context) if text else _cnn(data)
+    running = ROWS[trial.base][trial.row].start(model, trial.steps, trial.lr, trial.shares[0])
+    schedule = LambdaLR(running.optimizer, lambda step: _rate(step, trial.steps))
+    for inputs, targets in _batches(data, trial):
         running.optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
@@ -213,16 +213,16 @@ def _train(job: Job, root: Path | None) -> dict[str, Any]:
         running.after_step()
     found = []
     finite = all(bool(param.isfinite().all()) for param in model.parameters())
-    for share in sorted(job.shares) if finite else ():  # what a smaller share keeps, a larger one cuts further
+    for share in sorted(trial.shares) if finite else ():  # what a smaller share keeps, a larger one cuts further
         rewa.finalize(model, sparsity=share)
         found.append({"share": share, **{split: _value(model, data, split, text) for split in ("validation", "test")}})
-    return {**asdict(job), "values": found, "diverged": not finite}
+    return {**asdict(trial), "values": found, "diverged": not finite}
 
 
-def _batches(data: Data, job: Job) -> Iterator[tuple[Tensor, Tensor]]:
-    left, epoch = job.steps, 0
+def _batches(data: Data, trial: Trial) -> Iterator[tuple[Tensor, Tensor]]:
+    left, epoch = trial.steps, 0
     while left:
-        for batch in data.batches(epoch, seed=job.seed, batch_size=job.batch_size):
+        for batch in data.batches(epoch, seed=trial.seed, batch_size=trial.batch_size):
             yield batch
             left -= 1
             if not left:
@@ -263,7 +263,7 @@ class Rows(Result):
     epochs: int = 4
     steps: int = 600
 
-    def jobs(self, *, quick: bool = False) -> list[Job]:
+    def trials(self, *, quick: bool = False) -> list[Trial]:
         """Every run, in the order of their seeds."""
         tasks: dict[str, dict[str, Any]] = {
             "cnn": {"data": "fashion-mnist", "batch_size": 128, "steps": self.epochs * (55_000 // 128)},
@@ -272,7 +272,7 @@ class Rows(Result):
         if quick:
             tasks = {"cnn": {"data": "digits", "batch_size": 64, "steps": 12}}
         return [
-            Job(task=task, base=base, row=name, lr=lr, seed=seed, shares=shares, **settings)
+            Trial(task=task, base=base, row=name, lr=lr, seed=seed, shares=shares, **settings)
             for seed in range(self.seeds)
             for task, settings in tasks.items()
             for base, rows in ROWS.items()
@@ -291,10 +291,10 @@ class Rows(Result):
         from rewa.report import panels
 
         study = replace(self, shares=(0.5,), seeds=1) if how.quick else self
-        record, jobs = out / "rows.json", study.jobs(quick=how.quick)
+        record, trials = out / "rows.json", study.trials(quick=how.quick)
         done: list[dict[str, Any]] = json.loads(record.read_text())["runs"] if record.exists() else []
         keys = {_key(run) for run in done}
-        missing = [job for job in jobs if _key(asdict(job)) not in keys]
+        missing = [trial for trial in trials if _key(asdict(trial)) not in keys]
         origin = provenance()
         if missing and not how.trained:
             how.progress.stage(f"training {len(missing)} networks", len(missing))
@@ -339,14 +339,14 @@ class Rows(Result):
         return shown
 
 
-def _trained(jobs: list[Job], how: How) -> Iterator[dict[str, Any]]:
+def _trained(trials: list[Trial], how: How) -> Iterator[dict[str, Any]]:
     """The runs as they are done: in this process one by one, or in others at the same time."""
-    workers = min(how.workers or os.cpu_count() or 1, len(jobs))
+    workers = min(how.workers or os.cpu_count() or 1, len(trials))
     if workers == 1:
-        yield from (train(job, how.root) for job in jobs)
+        yield from (train(trial, how.root) for trial in trials)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(train, job, how.root) for job in jobs]):
+        for future in as_completed([pool.submit(train, trial, how.root) for trial in trials]):
             yield future.result()
 
 

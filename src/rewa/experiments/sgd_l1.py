@@ -27,7 +27,7 @@ class SGDL1(Result):
         epochs: Passes over the data.
         seeds: Runs of each setting.
         kappas: Decays of a step, or strengths of the penalty times the learning rate.
-        schedules: Of the learning rate.
+        schedules: Schedules of the learning rate.
     """
 
     line: str = "the paper's claim that ReWA is ahead of SGD-l1, over four strengths and with a rate that falls or stays"

@@ -52,8 +52,8 @@ class Success(Result):
     """A study of how often the true weights are found.
 
     Args:
-        name: Of the files.
-        title: Of the page.
+        name: Name of the files.
+        title: Title of the page.
         seeds: Runs of each setting.
         epochs: Passes over the data.
         lr: Learning rate.

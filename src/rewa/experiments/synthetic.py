@@ -9,7 +9,7 @@ from pathlib import Path
 from rewa.experiments.fig1 import FIG1
 from rewa.experiments.fig2 import FIG2A, FIG2B, FIG2C, FIG2D
 from rewa.experiments.linear import PaperStudy, Score
-from rewa.experiments.overhead import OVERHEAD
+from rewa.experiments.overhead import OVERHEAD, Overhead
 from rewa.experiments.result import How, Result
 from rewa.files import write_atomically
 from rewa.lockstep import Column
@@ -26,6 +26,7 @@ class Synthetic(Result):
     line: str = "all of the paper's synthetic study: fig1, fig2a to fig2d and overhead, trained together"
     quick: bool = True
     figures: tuple[PaperStudy, ...] = (FIG1, FIG2A, FIG2B, FIG2C, FIG2D)
+    overhead: Overhead = OVERHEAD
 
     def run(self, out: Path, how: How) -> list[Path]:
         """Train the union of what the figures need, write each, and one page with all of them."""
@@ -33,7 +34,7 @@ class Synthetic(Result):
         columns = [column for figure in figures for column in figure.columns()]
         trained, lasso = figures[0].trained(list(dict.fromkeys(columns)), replace(how, quick=False), lasso=True)
         written = [path for figure in figures for path in figure.write(out, trained, lasso)]
-        written += OVERHEAD.run(out, how)
+        written += self.overhead.run(out, how)
         page = out / "synthetic.html"
         title = "The paper's synthetic study"
         write_atomically(page, to_html(title, figures[0].lead(), _together(figures, trained, lasso), provenance=provenance()))

@@ -1,7 +1,7 @@
 """Kill a run at random moments, resume it, and compare with one that was left alone: weights and records, byte for byte.
 
-python benchmarks/kills.py --kills 20
-python benchmarks/kills.py --kills 3 --set epochs=2 --method l1
+python checks/kills.py --kills 20
+python checks/kills.py --kills 3 --set epochs=2 --method l1
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sums(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="digits")
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for rewa train")
     parser.add_argument("--kills", type=int, default=20, metavar="N", help="(default 20)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     rest = ["--method", options.method, *(word for change in options.set for word in ("--set", change))]
     draw = random.Random(options.seed)
     scratch = Path(tempfile.mkdtemp(prefix="rewa-kills-"))

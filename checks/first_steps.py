@@ -7,8 +7,8 @@ float32 from weights and images that were rounded to bfloat16, since new network
 batch are an estimate: weights, gradients, optimizer state, and what autograd keeps at the largest images, on a line through
 two small batches. Each row is made by a process of its own, so that its peak memory is its own.
 
-    python benchmarks/first_steps.py --data ~/data
-    python benchmarks/first_steps.py --recipes imagenet-resnet50 --steps 2 --batch 4 --json
+    python checks/first_steps.py --data ~/data
+    python checks/first_steps.py --recipes imagenet-resnet50 --steps 2 --batch 4 --json
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def algorithm_1(x: Any, grad: Any, buffer: Any, group: dict[str, Any]) -> Any:
 
 
 def checked_step(optimizer: Optimizer) -> float | None:
-    """Step, and return the largest error of a ReWA weight, relative to the larger of its old and new modulus."""
+    """Step, and return the largest error of a ReWA weight, relative to the larger of its old and new magnitude."""
     wanted = []
     for group in optimizer.param_groups:
         for param in group["params"] if group.get("K", 1) > 1 else []:
@@ -218,6 +218,12 @@ def to_text(row: dict[str, Any]) -> str:
     return f"{head} loss {' '.join(f'{x:.4f}' for x in row['loss'])}{error}; {row['seconds_per_step']:.2f} s a step; {size}"
 
 
+def right(rows: list[dict[str, Any]]) -> bool:
+    """Whether every loss is finite and every step is the reference's."""
+    finite = all(map(math.isfinite, (loss for row in rows for loss in row.get("loss", []))))
+    return finite and all((row.get("reference_error") or 0.0) < TOLERANCE for row in rows)
+
+
 def main() -> int:
     """The command line; returns 1 if a loss is not finite or a step is not the reference's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -242,8 +248,7 @@ def main() -> int:
             parser.error(str(error))
     if options.json:
         print(json.dumps({**provenance(), "steps": options.steps, "rows": rows}, indent=1))
-    right = all(map(math.isfinite, (loss for row in rows for loss in row.get("loss", []))))
-    return 0 if right and all((row.get("reference_error") or 0.0) < TOLERANCE for row in rows) else 1
+    return 0 if right(rows) else 1
 
 
 if __name__ == "__main__":
