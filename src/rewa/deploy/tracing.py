@@ -20,13 +20,13 @@ from torch.utils import _pytree as pytree
 from rewa.deploy.heads import FewerHeads, is_linear
 from rewa.example import Example
 
-__all__ = ["Call", "Exposed", "Run", "Unit", "entry_points", "fresh", "is_foreign", "record", "results", "units"]
+__all__ = ["Call", "Exposed", "Span", "Unit", "entry_points", "fresh", "is_foreign", "record", "results", "units"]
 
 FEEDFORWARD = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 PLAIN = bool | int | float | complex | str | torch.dtype | torch.device | torch.Size
 
 
-class Run(NamedTuple):
+class Span(NamedTuple):
     """A method of the model and what it is called with."""
 
     method: str
@@ -230,7 +230,7 @@ def _snapshot(argument: Any) -> Any:
         return argument
 
 
-def record(model: nn.Module, runs: Sequence[Run], twin: dict[nn.Module, nn.Module]) -> dict[nn.Module, list[Call]]:
+def record(model: nn.Module, runs: Sequence[Span], twin: dict[nn.Module, nn.Module]) -> dict[nn.Module, list[Call]]:
     """All calls of all modules in these runs.
 
     Args:
