@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from rewa.deploy.tracing import Span, entry_points, record, units
+from rewa.deploy.exposed import entry_points
+from rewa.deploy.tracing import Span, record, units
 from rewa.example import Example
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from rewa.deploy.entry import (
     without_negative_zeros,
     words,
 )
+from rewa.deploy.filenames import check_filename
 from rewa.deploy.masks import apply_masks, masked
 from rewa.files import replacing
 
@@ -56,12 +56,6 @@ __all__ = [
 FORMAT = "rewa-packed"
 VERSION = 1
 SHRUNK = 2  # the version of a file that holds a blueprint, which older readers do not know
-# Under these names from_pretrained of transformers and diffusers takes any safetensors file for its own: names of tensors
-# that it does not know are left out, and what is missing is drawn at random. It does not look at the metadata.
-SHARD = r"(-\d+-of-\d+)?"
-TAKEN = re.compile(rf"(model|pytorch_model|adapter_model|diffusion_pytorch_model){SHARD}(\.[^.]+)?{SHARD}\.(safetensors|bin)")
-# Suffixes of other formats, whose readers would fail on a packed file.
-FOREIGN = {".bin", ".ckpt", ".gguf", ".h5", ".npy", ".npz", ".onnx", ".pickle", ".pkl", ".pt", ".pt2", ".pth", ".zip"}
 MAX_HEADER = 100_000_000  # safetensors refuses more
 # Bytes of memory for a byte of the file: the header in safetensors and as strings, and JSON once it is Python's objects.
 HEADER_COST, JSON_COST = 16, 64
@@ -108,20 +102,6 @@ def _digest(metadata: Mapping[str, str], parts: Iterable[tuple[str, Tensor]]) ->
         digest.update(f"{name}\n".encode())
         digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _check_path(path: Path) -> None:
-    """The name is not one that another program takes for its own format."""
-    if TAKEN.fullmatch(path.name):
-        raise ValueError(
-            f"{path.name!r} is a name that Hugging Face's from_pretrained takes for plain weights; from a packed file it would "
-            "return random ones. Use another name such as 'model.rewa', and rewa.integrations.huggingface.from_pretrained"
-        )
-    if path.suffix.lower() in FOREIGN:
-        raise ValueError(
-            f"a packed file is a safetensors file, and {path.name!r} looks like another format: "
-            f"call it {path.with_suffix('.rewa').name!r}"
-        )
 
 
 def _check_tensor(name: str, tensor: Any) -> None:
@@ -208,7 +188,7 @@ def save_packed(
     path = Path(path)
     if values not in VALUES:
         raise ValueError(f"Invalid values: {values!r} (allowed: {', '.join(VALUES)})")
-    _check_path(path)
+    check_filename(path)
     given = dict(model.state_dict() if isinstance(model, nn.Module) else model)
     for name, tensor in given.items():
         _check_tensor(name, tensor)
@@ -411,20 +391,25 @@ def load_packed(
         if model is not None:
             blueprint = _check_model(model, entries, blueprint)
             memory.take(blueprint.nbytes(model), "the layers of the shrunk model")
-        names = sorted(part for entry in entries for part in entry.parts)
-        if _digest(metadata, ((name, file.get_tensor(name)) for name in names)) != metadata.get("digest"):
-            raise PackedFileError(f"{path} is damaged: its contents do not match its SHA-256")
-        try:
-            owned = {entry.name: unpack(file, entry) for entry in entries if entry.form != "alias"}
-        except ValueError as error:
-            raise PackedFileError(str(error)) from error
-    state = {entry.name: owned[entry.of or entry.name] for entry in entries}
+        state = _read(file, metadata, entries, memory)
     if model is None:
         return state
-    tied = _tied(model, state) if assign else state
+    state = _tied(model, state) if assign else state
     model = blueprint.apply(model)
-    model.load_state_dict(tied, assign=assign)
+    model.load_state_dict(state, assign=assign)
     return model
+
+
+def _read(file: Any, metadata: Mapping[str, str], entries: tuple[Entry, ...], memory: _Memory) -> dict[str, Tensor]:
+    """All tensors, after their digest was compared."""
+    names = sorted(part for entry in entries for part in entry.parts)
+    if _digest(metadata, ((name, file.get_tensor(name)) for name in names)) != metadata.get("digest"):
+        raise PackedFileError(f"{memory.path} is damaged: its contents do not match its SHA-256")
+    try:
+        owned = {entry.name: unpack(file, entry) for entry in entries if entry.form != "alias"}
+    except ValueError as error:
+        raise PackedFileError(str(error)) from error
+    return {entry.name: owned[entry.of or entry.name] for entry in entries}
 
 
 def _tied(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -28,8 +28,10 @@ from torch.utils import _pytree as pytree
 
 from rewa.deploy.blueprint import remember, replace_modules
 from rewa.deploy.channels import Walk, is_plain
+from rewa.deploy.dead import reasons, remove_dead
+from rewa.deploy.exposed import Exposed, entry_points
 from rewa.deploy.heads import FewerHeads, Projections, is_linear, live_heads
-from rewa.deploy.tracing import Call, Exposed, Span, Unit, entry_points, record, units
+from rewa.deploy.tracing import Call, Span, Unit, record, units
 from rewa.deploy.zeros import thaw
 from rewa.example import Example
 from rewa.weights import computed
@@ -148,9 +150,9 @@ def shrink(
             calls, parts, frozen = _trace(after, runs, exposed, why)  # graphs hold numbers of heads as constants
         after = _with_fewer_heads(after, parts, calls, frozen, modes, why)
         for part in parts:
-            while (walk := Walk(part, frozen)).cut():
+            while remove_dead(walk := Walk(part, frozen)):
                 pass
-            why.update(walk.reasons())
+            why.update(reasons(walk))
         _check_equal(expected, after, runs, tolerance)
     for module, mode in modes.items():
         module.training = mode

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rewa.deploy.blueprint import Blueprint
+from rewa.deploy.filenames import TAKEN
 from rewa.deploy.masks import apply_masks
-from rewa.deploy.packed import TAKEN, PackedFile, load_packed, save_packed
+from rewa.deploy.packed import PackedFile, load_packed, save_packed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
