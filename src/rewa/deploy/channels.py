@@ -128,8 +128,8 @@ class _Mix(NamedTuple):
 class Walk:
     """One pass over a graph: which channels are one, what they emit, and which can go."""
 
-    def __init__(self, unit: Unit, frozen: set[int]) -> None:
-        self.root, self.frozen, self.results = unit.root, frozen, results(unit)
+    def __init__(self, unit: Unit, shared: set[int]) -> None:
+        self.root, self.shared, self.results = unit.root, shared, results(unit)
         self.parent: list[int] = []  # a forest over the channels: those in one tree come and go together
         self.pinned: list[tuple[Tensor, str]] = []  # channels that stay, and what is done with them
         self.values: dict[fx.Node, _Value] = {}
@@ -168,7 +168,7 @@ class Walk:
         tensors = [*module.parameters(), *module.buffers()]
         if tensors and self.times[node.target] > 1:
             return "is called several times"
-        if any(id(x) in self.frozen for x in tensors):
+        if any(id(x) in self.shared for x in tensors):
             return "has weights that other code reads or shares"
         if any(x.is_complex() for x in tensors):
             return "has complex weights"
@@ -188,19 +188,10 @@ class Walk:
             return f"the {'input' if node.op == 'placeholder' else 'output'} of {type(self.root.part).__name__}"
         return f"{node.target}()" if isinstance(node.target, str) else f"{getattr(node.target, '__name__', node.target)}()"
 
-    def _in_place(self, node: fx.Node) -> bool:
-        if getattr(self.called(node), "inplace", False) or node.kwargs.get("inplace"):
-            return True
-        if node.op not in ("call_function", "call_method"):
-            return False
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        unnamed = getattr(node.target, "__module__", "") == "torch.nn.functional" and any(arg is True for arg in node.args)
-        return name.endswith("_") or name in IN_PLACE or unnamed
-
     def _overwrites(self, node: fx.Node) -> Iterator[fx.Node]:
         """The tensors with other readers that a node may change in place, directly or as a view."""
         foreign = node.op == "call_module" and is_foreign(self.called(node))
-        waiting = node.all_input_nodes if foreign else node.all_input_nodes[:1] if self._in_place(node) else []
+        waiting = node.all_input_nodes if foreign else node.all_input_nodes[:1] if _is_in_place(node, self.called(node)) else []
         while waiting:
             source, *waiting = waiting
             if len(source.users) > 1:
@@ -209,7 +200,7 @@ class Walk:
             fresh = is_linear(kind) or kind in {*CONVS, *TRANSPOSED, *NORMS, *POOLS} or kind in ELEMENTWISE - MAY_RETURN_INPUT
             if source.op == "call_module" and is_foreign(self.called(source)):
                 waiting += source.all_input_nodes
-            elif self._in_place(source) or not fresh:
+            elif _is_in_place(source, self.called(source)) or not fresh:
                 waiting += source.all_input_nodes[:1]
 
     def _run(self, node: fx.Node, tensors: dict[fx.Node, Tensor]) -> Any:
@@ -386,6 +377,17 @@ class Walk:
 def _along(axis: int, vector: Tensor, sizes: list[int]) -> Tensor:
     """A tensor of these sizes that holds the vector along one axis."""
     return vector.view([-1 if i == axis else 1 for i in range(len(sizes))]).expand(sizes).clone()
+
+
+def _is_in_place(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether a node may write to its input, by the module that it calls, its name or its arguments."""
+    if getattr(module, "inplace", False) or node.kwargs.get("inplace"):
+        return True
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    unnamed = getattr(node.target, "__module__", "") == "torch.nn.functional" and any(arg is True for arg in node.args)
+    return name.endswith("_") or name in IN_PLACE or unnamed
 
 
 def _padded(module: Any) -> bool:

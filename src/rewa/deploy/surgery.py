@@ -145,12 +145,12 @@ def shrink(
     with torch.no_grad():
         expected = [run(copy.deepcopy(model).eval()) for run in runs]
         exposed = entry_points(after) if methods is None else None
-        calls, parts, frozen = _trace(after, runs, exposed, why)
-        if _cut_projections(after, calls, frozen, exposed or [], why, lambda: _check_equal(expected, after, runs, tolerance)):
-            calls, parts, frozen = _trace(after, runs, exposed, why)  # graphs hold numbers of heads as constants
-        after = _with_fewer_heads(after, parts, calls, frozen, modes, why)
+        calls, parts, shared = _trace(after, runs, exposed, why)
+        if _cut_projections(after, calls, shared, exposed or [], why, lambda: _check_equal(expected, after, runs, tolerance)):
+            calls, parts, shared = _trace(after, runs, exposed, why)  # graphs hold numbers of heads as constants
+        after = _with_fewer_heads(after, parts, calls, shared, modes, why)
         for part in parts:
-            while remove_dead(walk := Walk(part, frozen)):
+            while remove_dead(walk := Walk(part, shared)):
                 pass
             why.update(reasons(walk))
         _check_equal(expected, after, runs, tolerance)
@@ -296,7 +296,7 @@ def _shared(model: nn.Module, parts: list[Unit]) -> set[int]:
 def _cut_projections(
     model: nn.Module,
     calls: dict[nn.Module, list[Call]],
-    frozen: set[int],
+    shared: set[int],
     exposed: list[Exposed],
     why: dict[nn.Module, str],
     check: Callable[[], None],
@@ -316,7 +316,7 @@ def _cut_projections(
             trouble = "is not called by the examples"
         elif not all(map(is_plain, [heads.attention, *layers])):
             trouble = "has hooks or a forward of its own"
-        elif any(id(param) in frozen for layer in layers for param in layer.parameters()):
+        elif any(id(param) in shared for layer in layers for param in layer.parameters()):
             trouble = "has weights that other code reads or shares"
         elif any(module not in call.inside for layer in layers for call in calls[layer]) or seen & {*layers}:
             trouble = "has layers that are also called from elsewhere"
@@ -352,7 +352,7 @@ def _with_fewer_heads(
     model: nn.Module,
     parts: list[Unit],
     calls: dict[nn.Module, list[Call]],
-    frozen: set[int],
+    shared: set[int],
     modes: dict[nn.Module, bool],
     why: dict[nn.Module, str],
 ) -> nn.Module:
@@ -370,7 +370,7 @@ def _with_fewer_heads(
     for module in model.modules():
         if type(module) is not nn.MultiheadAttention:
             continue
-        attention, reason = module, _keeps_heads(module, calls.get(module, []), frozen, module in followed)
+        attention, reason = module, _keeps_heads(module, calls.get(module, []), shared, module in followed)
         heads = live_heads(module)
         if not reason and len(heads) < module.num_heads:
             smaller[module] = new = FewerHeads(module, heads)
@@ -380,13 +380,13 @@ def _with_fewer_heads(
     return replace_modules(model, smaller)
 
 
-def _keeps_heads(attention: nn.MultiheadAttention, calls: list[Call], frozen: set[int], followed: bool) -> str:
+def _keeps_heads(attention: nn.MultiheadAttention, calls: list[Call], shared: set[int], followed: bool) -> str:
     """Why no head of it can go, if so."""
     if not calls:
         return "is not called by the examples"
     if not is_plain(attention) or not is_plain(attention.out_proj):
         return "has hooks or a forward of its own"
-    if any(id(param) in frozen for param in attention.parameters()):
+    if any(id(param) in shared for param in attention.parameters()):
         return "has weights that other code reads or shares"
     if attention.bias_k is not None or attention.add_zero_attn:
         return "adds keys of its own"
