@@ -547,7 +547,13 @@ def _pack(options: argparse.Namespace) -> str:
     tensors = {name.removeprefix(prefix): each for name, each in contents.tensors.items() if name.startswith(prefix)}
     if not tensors:
         raise ValueError(f"{options.source} holds no tensors" + (f" under {options.key!r}" if options.key else ""))
-    packed = save_packed(tensors, options.target, values=options.values, keep_negative_zeros=options.keep_negative_zeros)
+    packed = save_packed(
+        tensors,
+        options.target,
+        values=options.values,
+        keep_negative_zeros=options.keep_negative_zeros,
+        blueprint=None if prefix else contents.blueprint,  # its names are those without the prefix
+    )
     before = options.source.stat().st_size
     lines = [f"wrote {options.target}: {packed.size:,} bytes, {packed.size / before:.1%} of the size of {options.source}"]
     if packed.negative_zeros:

@@ -99,6 +99,13 @@ def test_inspect_shows_from_what_to_what(path, capsys):
     assert json.loads(capsys.readouterr().out)["shrunk"] == read_packed(path).blueprint.to_dict()
 
 
+def test_packed_again_it_still_comes_back(small, path, tmp_path):
+    main(["pack", str(path), str(tmp_path / "rounded.rewa"), "--values", "bfloat16"])
+    back = load_packed(tmp_path / "rounded.rewa", net())
+    assert torch.equal(back[0].weight, small[0].weight.bfloat16().double())
+    assert str(back) == str(small)
+
+
 def test_shrunk_twice_it_loads_into_the_first_architecture(small):
     kill(small[0], [0])
     smallest = rewa.shrink(small, X, report=None)

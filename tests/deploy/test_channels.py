@@ -510,7 +510,7 @@ KINDS = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(KINDS, min_size=2, max_size=7), st.integers(0, 1000), st.floats(0.1, 0.9))
 def test_random_networks_keep_their_outputs(kinds, seed, rate):
     torch.manual_seed(seed)
@@ -523,4 +523,4 @@ def test_random_networks_keep_their_outputs(kinds, seed, rate):
             else:
                 param *= torch.rand(param.shape) > rate / 2
     x = torch.randn(2, 2, 17, 17)
-    assert checked(model, x).train()(x).shape == (2, 2)
+    assert checked(model, x, twice=False).train()(x).shape == (2, 2)

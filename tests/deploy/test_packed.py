@@ -335,7 +335,7 @@ def test_other_files_are_refused(tmp_path):
         load_packed(path)
 
 
-def test_ten_thousand_damaged_files(tmp_path):
+def test_thousands_of_damaged_files(tmp_path):
     """Random bytes changed, cut, added, moved or doubled: the file loads as it was saved, or it is a PackedFileError."""
     rng = np.random.default_rng(0)
     state = {"a": random_bits((40, 30), torch.float32, 0.05), "b": random_bits((20,), torch.float16, 0.5), "c": torch.ones(3)}
@@ -343,7 +343,7 @@ def test_ten_thousand_damaged_files(tmp_path):
     path = tmp_path / "x.safetensors"
     original = save_packed(state, path, report={"threshold": 1e-3}).path.read_bytes()
     outcomes = {"loaded": 0, "refused": 0}
-    for _ in range(10_000):
+    for _ in range(3_000):
         content = bytearray(original)
         for _ in range(int(rng.integers(1, 4))):
             start, length = int(rng.integers(len(content) or 1)), int(rng.integers(1, 20))
@@ -369,7 +369,7 @@ def test_ten_thousand_damaged_files(tmp_path):
         outcomes["loaded"] += 1
         assert loaded.keys() == state.keys()
         assert all(same_bits(loaded[name], tensor) for name, tensor in state.items())
-    assert outcomes["refused"] > 9_000
+    assert outcomes["refused"] > 2_700
 
 
 def test_public_names():

@@ -158,6 +158,7 @@ def save_packed(
     values: str = "exact",
     keep_negative_zeros: bool = False,
     report: Mapping[str, Any] | None = None,
+    blueprint: Blueprint | None = None,
 ) -> PackedFile:
     """Write a model in the smallest form of each tensor; the file is whole or absent.
 
@@ -169,6 +170,7 @@ def save_packed(
             their own dtype, rounded.
         keep_negative_zeros: Store each -0.0, which multiplying by a mask leaves behind, like a value, instead of as 0.0.
         report: What to keep beside the weights, such as ``finalize(...).to_dict()``; plain values.
+        blueprint: For a ``state_dict``, that of the file it came from; a model that was shrunk says by itself what was cut.
 
     Returns:
         What the file holds, with its size, how many -0.0 became 0.0 and which pruned weights were made final.
@@ -194,7 +196,7 @@ def save_packed(
         _check_tensor(name, tensor)
     state, pruned = apply_masks(given, model if isinstance(model, nn.Module) else None)
     entries, parts, negative_zeros = _pack_all(state, VALUES[values], keep_negative_zeros)
-    blueprint = Blueprint.of(model, state) if isinstance(model, nn.Module) else Blueprint()
+    blueprint = Blueprint.of(model, state) if isinstance(model, nn.Module) else blueprint or Blueprint()
     metadata = {
         "format": FORMAT,
         "version": str(SHRUNK if blueprint.changes else VERSION),
