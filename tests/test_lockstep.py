@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import rewa
-from rewa import lockstep, theory
+from rewa import lockstep, native, theory
 from rewa.lockstep import Column, epoch_order, fit
 from rewa.schedules import learning_rates
 
@@ -171,7 +171,7 @@ def test_dropping_changes_nothing_that_counts(loss, form, kernel):
 
 def parts_of_a_run(X, drop, *, kernel=False, epochs=2, batch_size=20):
     steps = epochs * -(-len(X) // batch_size)
-    return lockstep._Run(
+    return lockstep._Shared(
         X=X,
         seed=0,
         batch_size=batch_size,
@@ -399,7 +399,8 @@ def test_bad_calls_are_refused(change, words):
 
 def test_without_a_compiler_it_says_so_and_goes_on(monkeypatch):
     X, y, _ = data()
-    monkeypatch.setattr(lockstep, "load", lambda *_: (_ for _ in ()).throw(FileNotFoundError("no C++ compiler was found.")))
+    monkeypatch.setattr(native, "load", lambda *_: (_ for _ in ()).throw(FileNotFoundError("no C++ compiler was found.")))
+    monkeypatch.setattr(native, "_warned", set())
     lockstep._library.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match="no C\\+\\+ compiler was found"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
@@ -146,3 +147,22 @@ def test_a_process_without_a_home_compiles_for_itself(source, monkeypatch):
     native._cache.cache_clear()
     assert answer(source) == 42
     native._cache.cache_clear()
+
+
+def test_a_kernel_has_its_signatures(cache, source):
+    source.write_text('#include <cstdint>\nextern "C" void add(int64_t* to, int64_t what) { *to += what * FACTOR; }\n')
+    number = ctypes.c_int64(1)
+    library = native.kernel(source, {"add": (ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)}, {"FACTOR": 10})
+    assert library.add(ctypes.byref(number), 2**40) is None  # would be cut to 32 bits without its type
+    assert number.value == 1 + 10 * 2**40
+    with pytest.raises(ctypes.ArgumentError):
+        library.add(1.5, 1)
+
+
+def test_a_kernel_that_is_not_available_is_said_once(cache, source, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert native.kernel(source, {"answer": ()}) is None  # in silence
+    with pytest.warns(RuntimeWarning, match=r"kernel\.cpp could not be compiled \(no C\+\+ compiler .*\): torch is used"):
+        assert native.kernel(source, {"answer": ()}, {"ANSWER": 1}, otherwise="torch is used") is None
+    assert native.kernel(source, {"answer": ()}, {"ANSWER": 2}, otherwise="torch is used") is None

@@ -516,12 +516,16 @@ def _add_values(command: argparse.ArgumentParser) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> str:
-    from rewa.deploy.contents import inspect, read_contents, to_text, total
+    from rewa.deploy.contents import inspect, read_contents, shrunk_to_text, to_text, total
 
-    rows = inspect(read_contents(options.file), options.threshold)
+    contents = read_contents(options.file)
+    rows = inspect(contents, options.threshold)
     size, dense = options.file.stat().st_size, sum(row.nbytes for row in rows)
     if not options.json:
-        return f"{to_text(rows)}\n{size:,} bytes; all tensors dense: {dense:,} bytes, {dense / max(size, 1):.3g} times as many"
+        last = f"{size:,} bytes; all tensors dense: {dense:,} bytes, {dense / max(size, 1):.3g} times as many"
+        return "\n".join(
+            [to_text(rows), last, *([shrunk_to_text(contents.blueprint, rows)] if contents.blueprint.changes else [])]
+        )
     tensors = [
         {
             "name": row.name,
@@ -536,7 +540,8 @@ def _inspect(options: argparse.Namespace) -> str:
     ]
     sums = {"weights": total([row for row in rows if row.weight]), "total": total(rows)}
     counts = {name: {"numel": each.total, "nonzero": each.nonzero} for name, each in sums.items()}
-    return json.dumps({"file_bytes": size, "dense_bytes": dense, **counts, "tensors": tensors}, indent=2)
+    shrunk = {"shrunk": contents.blueprint.to_dict()} if contents.blueprint.changes else {}
+    return json.dumps({"file_bytes": size, "dense_bytes": dense, **counts, "tensors": tensors, **shrunk}, indent=2)
 
 
 def _pack(options: argparse.Namespace) -> str:
@@ -548,7 +553,13 @@ def _pack(options: argparse.Namespace) -> str:
     tensors = {name.removeprefix(prefix): each for name, each in contents.tensors.items() if name.startswith(prefix)}
     if not tensors:
         raise ValueError(f"{options.source} holds no tensors" + (f" under {options.key!r}" if options.key else ""))
-    packed = save_packed(tensors, options.target, values=options.values, keep_negative_zeros=options.keep_negative_zeros)
+    packed = save_packed(
+        tensors,
+        options.target,
+        values=options.values,
+        keep_negative_zeros=options.keep_negative_zeros,
+        blueprint=None if prefix else contents.blueprint,  # its names are those without the prefix
+    )
     before = options.source.stat().st_size
     lines = [f"wrote {options.target}: {packed.size:,} bytes, {packed.size / before:.1%} of the size of {options.source}"]
     if packed.negative_zeros:

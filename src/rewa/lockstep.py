@@ -28,7 +28,6 @@ import functools
 import itertools
 import math
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -38,8 +37,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rewa import native
 from rewa.forms import Pair
-from rewa.native import load
 from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, power, to_x, to_y
 from rewa.schedules import learning_rates
 
@@ -221,7 +220,7 @@ def fit(
     elif kernel:
         _check_kernel(X, columns)
     steps_per_epoch = -(-len(X) // batch_size)
-    run = _Run(
+    shared = _Shared(
         X=X,
         seed=seed,
         batch_size=batch_size,
@@ -232,11 +231,11 @@ def fit(
         packed=_packed(X, None) if kernel else X,
         size=X.square().mean(dim=0).sqrt(),
     )
-    needed_decay = [_needed_decay(run, *each) for each in zip(columns, targets, strict=True)]
+    needed_decay = [_needed_decay(shared, *each) for each in zip(columns, targets, strict=True)]
     groups = _blocks(needed_decay, columns, threads)
     alone = len(groups) < threads  # then the threads share each block
     blocks = [
-        _Block(run, [columns[index] for index in group], targets[group], threads if alone else 1, needed_decay[group[0]])
+        _Block(shared, [columns[index] for index in group], targets[group], threads if alone else 1, needed_decay[group[0]])
         for group in groups
     ]
     _train(blocks, epochs, 1 if alone else threads, progress)
@@ -332,21 +331,21 @@ def _blocks(needed_decay: Sequence[float], columns: Sequence[Column], threads: i
     return groups
 
 
-def _needed_decay(run: _Run, column: Column, target: Tensor) -> float:
+def _needed_decay(shared: _Shared, column: Column, target: Tensor) -> float:
     """The share of a run's decay after which most weights of a column will be dropped, about; 1 and more: never.
 
     While a weight x decays by exp(-u), the bound q|x| falls by exp(-u (1 + (M-1)/K)).
     """
-    if run.drop is None or not _can_drop(column):
+    if shared.drop is None or not _can_drop(column):
         return math.inf
-    size = column.scale / (2 * math.sqrt(run.X.shape[1])) + column.start * (column.form == "pair")
+    size = column.scale / (2 * math.sqrt(shared.X.shape[1])) + column.start * (column.form == "pair")
     spread = float(target.std(correction=0)) * (2 if column.loss == "squared" else 1)
-    bound = 5 * float(run.size.mean()) * spread / math.sqrt(len(run.X))
+    bound = 5 * float(shared.size.mean()) * spread / math.sqrt(len(shared.X))
     share = bound * size ** ((column.M - 1) / column.K) / column.weight_decay
-    if share * size <= run.drop:
+    if share * size <= shared.drop:
         return 0.0
-    decay = math.log(share * size / run.drop) if run.drop > 0 else math.inf
-    return decay / (1 + (column.M - 1) / column.K) / (column.K * column.weight_decay * column.lr * float(run.rates.sum()))
+    decay = math.log(share * size / shared.drop) if shared.drop > 0 else math.inf
+    return decay / (1 + (column.M - 1) / column.K) / (column.K * column.weight_decay * column.lr * float(shared.rates.sum()))
 
 
 def _can_drop(column: Column) -> bool:
@@ -359,7 +358,7 @@ def _stages(epochs: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _Shared:
     """What all blocks share."""
 
     X: Tensor
@@ -376,20 +375,20 @@ class _Run:
 class _Block:
     """Columns trained together, and the weights they still train."""
 
-    def __init__(self, run: _Run, columns: list[Column], targets: Tensor, threads: int, first_drop: float) -> None:
-        self.run, self.columns, self.targets, self.threads = run, columns, targets.contiguous(), threads
+    def __init__(self, shared: _Shared, columns: list[Column], targets: Tensor, threads: int, first_drop: float) -> None:
+        self.shared, self.columns, self.targets, self.threads = shared, columns, targets.contiguous(), threads
         self.first_drop = first_drop  # the share of the run's decay at which it is expected
-        X = run.X
+        X = shared.X
         start = [column.initial(X.shape[1]) for column in columns]
         state = [_state(column, x.to(X)) for column, (x, _) in zip(columns, start, strict=True)]
         self.u, self.v = torch.stack([u for u, _ in state]), torch.stack([v for _, v in state])
-        self.bias = torch.stack([bias for _, bias in start]).double() * run.bias
+        self.bias = torch.stack([bias for _, bias in start]).double() * shared.bias
         self.offset = torch.zeros_like(self.targets)
         self.faded = torch.ones(len(columns), dtype=torch.float64)
-        self.generator = torch.Generator().manual_seed(run.seed)
-        self.droppable = run.drop is not None and all(map(_can_drop, columns))
+        self.generator = torch.Generator().manual_seed(shared.seed)
+        self.droppable = shared.drop is not None and all(map(_can_drop, columns))
         self.live = torch.arange(X.shape[1], device=X.device)
-        self.x, self.live_u, self.live_v = run.packed, _padded(self.u, run.packed), _padded(self.v, run.packed)
+        self.x, self.live_u, self.live_v = shared.packed, _padded(self.u, shared.packed), _padded(self.v, shared.packed)
         self.survivors = [(0, X.shape[1])]
         self.shrink_power = torch.tensor([float(column.K) for column in columns], dtype=torch.float64)
         # Slices of equal setting, for the steps in torch.
@@ -401,21 +400,21 @@ class _Block:
         """Whether there may be weights to drop, or some that must come back: not long before the first are expected to drop."""
         if not self.droppable:
             return False
-        decayed = self.run.rates[: epoch * -(-len(self.run.X) // self.run.batch_size)].sum() / self.run.rates.sum()
+        decayed = self.shared.rates[: epoch * -(-len(self.shared.X) // self.shared.batch_size)].sum() / self.shared.rates.sum()
         return bool(decayed >= 0.75 * self.first_drop)
 
     def train(self, first: int, last: int) -> None:
         """The epochs from ``first`` until before ``last``."""
-        run, advance = self.run, _steps_kernel if self.run.kernel else _steps_torch
-        rows, batch = len(run.X), run.batch_size
+        shared, advance = self.shared, _steps_kernel if self.shared.kernel else _steps_torch
+        rows, batch = len(shared.X), shared.batch_size
         whole = rows - rows % batch
         steps = -(-rows // batch)
-        order = _orders(rows, last - first, self.generator).to(run.X.device)
+        order = _orders(rows, last - first, self.generator).to(shared.X.device)
         if whole == rows:  # one call for all these epochs
-            advance(self, order.flatten(), batch, run.rates[first * steps : last * steps])
+            advance(self, order.flatten(), batch, shared.rates[first * steps : last * steps])
             return
         for epoch, each in zip(range(first, last), order, strict=True):
-            rates = run.rates[epoch * steps : (epoch + 1) * steps]
+            rates = shared.rates[epoch * steps : (epoch + 1) * steps]
             advance(self, each[:whole], batch, rates[:-1])
             advance(self, each[whole:], rows - whole, rates[-1:])
 
@@ -443,27 +442,27 @@ class _Block:
         back = total - int(needed[self.live].sum())
         if not back and total >= 0.75 * len(self.live):
             return  # too little to gain for a copy of the data
-        X = self.run.X
+        X = self.shared.X
         self.live = needed.nonzero()[:, 0]
         self.offset = (X @ (self.weights(self.u, self.v) * ~needed).T).T.contiguous()
-        self.x = _packed(X, self.live) if self.run.kernel else X[:, self.live]
+        self.x = _packed(X, self.live) if self.shared.kernel else X[:, self.live]
         self.live_u, self.live_v = _padded(self.u[:, self.live], self.x), _padded(self.v[:, self.live], self.x)
         self.survivors.append((epoch, len(self.live)))
 
     def needed(self) -> Tensor:
         """Whether any column still needs a weight, by the bound in the module's docstring; the state must be up to date."""
-        X = self.run.X
+        X = self.shared.X
         predictions = self.x @ self.weights(self.live_u, self.live_v).T + self.offset.T + self.bias.to(X)
         slopes = self.slopes(predictions, slice(None))
         gradient = slopes.T @ X / len(X)
-        standard_error = self.run.size * (slopes.square().mean(dim=0) / len(X)).sqrt()[:, None]
+        standard_error = self.shared.size * (slopes.square().mean(dim=0) / len(X)).sqrt()[:, None]
         bound = gradient.abs() + 4 * standard_error
         needed = torch.zeros(X.shape[1], dtype=torch.bool, device=X.device)
         for index, column in enumerate(self.columns):
             for part in (self.u, self.v)[: 1 + (column.form == "pair")]:
                 size = part[index].abs()
                 share = bound[index] * power(size, column.M - 1) / column.weight_decay
-                needed |= (share > SAFETY) | (share * power(size, column.K) > (self.run.drop or 0.0))
+                needed |= (share > SAFETY) | (share * power(size, column.K) > (self.shared.drop or 0.0))
         return needed
 
     def weights(self, u: Tensor, v: Tensor) -> Tensor:
@@ -528,7 +527,7 @@ def _steps_torch(block: _Block, order: Tensor, batch: int, rates: Tensor) -> Non
             u[part] = shrink[part] * u[part] - step[part] * scale[0] * gradient[part]
             if column.form == "pair":
                 v[part] = shrink[part] * v[part] + step[part] * scale[1] * gradient[part]
-        if block.run.bias:
+        if block.shared.bias:
             block.bias -= lr * rate * slopes.mean(dim=0).double().cpu()
         block.faded *= (1 - lr * rate * decay) ** block.shrink_power
 
@@ -555,7 +554,7 @@ def _steps_kernel(block: _Block, order: Tensor, batch: int, rates: Tensor) -> No
         each.lr, each.weight_decay = column.lr, column.weight_decay
         each.u, each.v = block.live_u[index].data_ptr(), block.live_v[index].data_ptr()
         each.target, each.offset = block.targets[index].data_ptr(), block.offset[index].data_ptr()
-        each.faded, each.bias, each.has_bias = float(block.faded[index]), float(block.bias[index]), block.run.bias
+        each.faded, each.bias, each.has_bias = float(block.faded[index]), float(block.bias[index]), block.shared.bias
     order, rates = order.contiguous(), rates.contiguous()
     data = _CRows(block.x.data_ptr(), block.x.stride(0), order.data_ptr(), batch)
     library = _library(block.x.dtype)
@@ -571,20 +570,12 @@ def _steps_kernel(block: _Block, order: Tensor, batch: int, rates: Tensor) -> No
 
 @functools.cache
 def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The compiled kernel, or None, with a warning, where it cannot be had."""
-    try:
-        library = load(SOURCE, (f"-DREAL={'float' if dtype == torch.float32 else 'double'}",), ("steps",))
-    except OSError as error:
-        warnings.warn(
-            f"the kernel of rewa.lockstep could not be compiled, slower steps in torch are used instead: {error}\n"
-            "Install a C++ compiler (g++ or clang++, or name one in CXX), or pass kernel=False to silence this.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return None
-    library.steps.argtypes = [
-        ctypes.POINTER(_CColumn), ctypes.c_int32, ctypes.POINTER(_CRows), ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p,
-        ctypes.c_int32,
-    ]  # fmt: skip
-    library.steps.restype = None
-    return library
+    """The compiled kernel, or None, with a warning, where it is not available."""
+    number, address = ctypes.c_int64, ctypes.c_void_p
+    rows, columns = ctypes.POINTER(_CRows), ctypes.POINTER(_CColumn)
+    return native.kernel(
+        SOURCE,
+        {"steps": (columns, ctypes.c_int32, rows, number, number, address, ctypes.c_int32)},
+        {"REAL": "float" if dtype == torch.float32 else "double"},
+        otherwise="slower steps in torch are used instead; pass kernel=False to silence this",
+    )

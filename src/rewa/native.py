@@ -20,10 +20,46 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["load"]
+__all__ = ["kernel", "load"]
+
+
+def kernel(
+    source: Path,
+    signatures: Mapping[str, Sequence[Any]],
+    macros: Mapping[str, object] | None = None,
+    *,
+    otherwise: str = "",
+) -> ctypes.CDLL | None:
+    """The functions of a C++ file, ready to be called, or None where it can neither be found on disk nor compiled.
+
+    Args:
+        source: The file; its functions have a C interface and return nothing.
+        signatures: The functions and the types of their arguments.
+        macros: What it is compiled for: ``{"K": 9}``.
+        otherwise: What is done without it. If given, the first time in a process is a warning.
+    """
+    flags = tuple(f"-D{name}={value}" for name, value in sorted((macros or {}).items()))
+    try:
+        library = load(source, flags, tuple(signatures))
+    except OSError as error:
+        if otherwise and source not in _warned:
+            _warned.add(source)
+            warnings.warn(
+                f"{source.name} could not be compiled ({error}): {otherwise}. "
+                "Or install a C++ compiler (g++ or clang++), or name one in CXX.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return None
+    for name, types in signatures.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = list(types), None
+    return library
 
 
 def load(source: Path, macros: tuple[str, ...] = (), symbols: tuple[str, ...] = ()) -> ctypes.CDLL:
@@ -127,3 +163,4 @@ def _cache() -> Path:
 
 
 _keep_alive: list[tempfile.TemporaryDirectory[str]] = []
+_warned: set[Path] = set()

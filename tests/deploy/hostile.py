@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from rewa.deploy.packed import DTYPES, PackedFileError, load_packed, save_packed
+from rewa.deploy.surgery import shrink
 
 LIMIT = 1 << 25  # bytes that a reader may take
 NAME, FORM, DTYPE, SHAPE, NONZEROS, STORED, LOW, OF, CODED = range(9)
@@ -35,6 +37,7 @@ class File:
     table: list = field(default_factory=list)
     parts: dict[str, list] = field(default_factory=dict)
     report: str = "{}"
+    blueprint: str = ""
     padding: int = 0  # spaces after the header, which move what follows to any address
 
     @classmethod
@@ -47,14 +50,15 @@ class File:
             name: [part["dtype"], part["shape"], content[8 + length :][slice(*part["data_offsets"])]]
             for name, part in header.items()
         }
-        return cls(json.loads(metadata["entries"]), parts, metadata["report"])
+        return cls(json.loads(metadata["entries"]), parts, metadata["report"], metadata.get("blueprint", ""))
 
     def write(self, path):
         table = json.dumps(self.table)
-        digest = hashlib.sha256(f"{table}\n{self.report}\n".encode())
+        digest = hashlib.sha256("".join(f"{text}\n" for text in (table, self.report, self.blueprint) if text).encode())
         for name in sorted(self.parts):
             digest.update(f"{name}\n".encode() + self.parts[name][2])
         metadata = {"format": "rewa-packed", "version": "1", "entries": table, "report": self.report}
+        metadata |= {"version": "2", "blueprint": self.blueprint} if self.blueprint else {}
         header, start = {"__metadata__": metadata | {"digest": digest.hexdigest()}}, 0
         for name, (dtype, shape, content) in self.parts.items():
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + len(content)]}
@@ -75,6 +79,79 @@ def honest(path):
     state["tied"], state["scalar"], state["empty"] = state["float320.02"], torch.ones(()), torch.ones(0, 3)
     save_packed(state, path, values="bfloat16" if path.name == "rounded" else "exact", report={"threshold": 0.1})
     return File.read(path)
+
+
+def fresh_model():
+    """A norm, a convolution without a bias, an attention."""
+    return nn.ModuleDict({"a": nn.Conv2d(2, 6, 3), "n": nn.BatchNorm2d(6), "b": nn.Conv2d(6, 3, 3, bias=False), "h": Attends()})
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 4)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = fresh_model()
+
+    def forward(self, image, x):
+        return self.parts["b"](self.parts["n"](self.parts["a"](image)).relu()), self.parts["h"](x)
+
+
+def shrunk(path):
+    """A file of a shrunk model."""
+    torch.manual_seed(0)
+    model = Net().eval()
+    with torch.no_grad():
+        model.parts["a"].weight[:2] = 0
+        model.parts["h"].attention.out_proj.weight[:, :2] = 0
+    save_packed(shrink(model, (torch.randn(1, 2, 6, 6), torch.randn(3, 1, 8)), report=None), path)
+    return File.read(path)
+
+
+def change_blueprint(file, rng):
+    """A number, name or branch of the blueprint."""
+    content = json.loads(file.blueprint)
+    numbers = [0, 1, 2, 4, 6, 10**4, 2**31, 2**40, 2**63, -1, 1.5, True, None, "x", [], {}]
+    names = ["weight", "bias", "running_mean", "groups", "num_heads", "heads", "of", "__class__", "forward", "parts", ""]
+    holder = content
+    while True:
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        if not keys:
+            break
+        key = rng.choice(keys)
+        if isinstance(holder[key], dict | list) and rng.random() < 0.9:
+            holder = holder[key]
+            continue
+        how = rng.randrange(4)
+        if how == 0 and isinstance(holder, dict):
+            holder[rng.choice([*names, "parts.h", "parts.a", "parts.h.attention.out_proj"])] = holder.pop(key)
+        elif how == 1:
+            del holder[key]
+        else:
+            holder[key] = rng.choice([*numbers, holder[key]])
+        break
+    file.blueprint = json.dumps(content)
+
+
+def into_model(path):
+    """Load into a fresh model: it becomes what the file says, or stays as it was."""
+    model = Net().eval()
+    before, text = {name: tensor.clone() for name, tensor in model.state_dict().items()}, str(model)
+    try:
+        load_packed(path, model, max_bytes=LIMIT)
+    except PackedFileError as error:
+        assert str(model) == text
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        return "refused", str(error)[:40]
+    assert sum(tensor.numel() for tensor in model.state_dict().values()) <= sum(tensor.numel() for tensor in before.values())
+    return "loaded", ""
 
 
 def change_field(file, rng):
@@ -246,20 +323,25 @@ def read_greedy(folder):
 def read_changed(folder, seed, count):
     path = Path(folder) / "file"
     files = [honest(Path(folder) / name) for name in ("exact", "rounded")]
+    files.append(shrunk(Path(folder) / "shrunk"))
     for file in files:
         file.write(path)
         assert outcome(path, file.table)[0] == "loaded"
+    assert into_model(path) == ("loaded", "")
     before = peak()
     rng = random.Random(seed)
     outcomes, reasons = Counter(), Counter()
     for index in range(count):
         file = copy.deepcopy(rng.choice(files))
-        changes = [rng.choice(CHANGES) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
+        kinds = (change_blueprint,) if file.blueprint else CHANGES
+        changes = [rng.choice(kinds) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
         for change in changes:
             change(file, rng)
         file.write(path)
         try:
             kind, reason = outcome(path, file.table)
+            if file.blueprint:
+                kind, reason = into_model(path)
         except Exception:
             sys.stderr.write(f"seed {seed}, file {index}: {[change.__name__ for change in changes]}\n")
             raise

@@ -100,6 +100,28 @@ def test_a_pruned_weight_counts_as_its_mask_leaves_it(tmp_path):
     assert sum(row.nbytes for row in rows.values()) == 8 * sum(param.numel() for param in model.parameters())
 
 
+@pytest.mark.parametrize("shared", ["module", "weight"])
+def test_a_pruned_weight_with_two_names_counts_once(shared, tmp_path):
+    model = nn.Sequential(nn.Linear(20, 20), nn.Linear(20, 20))
+    if shared == "module":
+        model[1] = model[0]
+    model[1].weight = model[0].weight
+    mask = (torch.rand(20, 20) < 0.5).double()
+    for layer in {*model}:
+        prune.custom_from_mask(layer, "weight", mask)
+    torch.save(model.state_dict(), tmp_path / "x.pt")
+    rows = {row.name: row for row in inspect(read_contents(tmp_path / "x.pt"))}
+    assert [rows[f"{i}.weight"].form for i in (0, 1)] == ["dense, masked", "alias"]
+    assert total([row for row in rows.values() if row.weight]) == Count(400, int(mask.sum()))
+    entries = save_packed(model, tmp_path / "x.rewa").entries
+    assert [entry.form == "alias" for entry in entries if entry.name.endswith("weight")] == [False, True]
+    # With masks of their own they are two weights.
+    prune.random_unstructured(model[1], "weight", 0.5)
+    torch.save(model.state_dict(), tmp_path / "x.pt")
+    weights = [row for row in inspect(read_contents(tmp_path / "x.pt")) if row.weight]
+    assert total(weights).total == (400 if shared == "module" else 800)
+
+
 def test_a_pickled_module_is_refused_without_advice_to_run_its_code(tmp_path):
     torch.save(nn.Linear(3, 3), tmp_path / "x.pt")
     with pytest.raises(PackedFileError, match=r"holds an object of torch\.nn\..*Linear; save model\.state_dict\(\) instead$"):

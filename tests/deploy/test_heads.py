@@ -11,6 +11,7 @@ from torch import nn
 
 from rewa.deploy.heads import Projections
 from rewa.deploy.surgery import removed, shrink
+from shrinking import returned
 
 transformers = pytest.importorskip("transformers")
 
@@ -59,6 +60,8 @@ def assert_same(model, smaller, **inputs):
     with torch.no_grad():
         expected, found = copy.deepcopy(model).eval()(**inputs), copy.deepcopy(smaller).eval()(**inputs)
     torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-9, atol=1e-9)
+    back = returned(model, smaller).eval()(**inputs)
+    assert torch.equal(back.last_hidden_state, found.last_hidden_state)
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ from torch import fx, nn
 from torch.nn.utils import prune
 
 import rewa
-from rewa.deploy import inference
-from rewa.deploy.inference import SparseConv, SparseLinear
+from rewa.deploy import inference, sparse_layers
+from rewa.deploy.sparse_layers import SparseConv, SparseLinear
 from rewa.example import Example, named_tensors
 
 KERNELS = ("rewa", "csr")
@@ -186,13 +186,13 @@ def test_slower_kernels_are_not_used(monkeypatch):
     """Kernels that do the work and then wait: every layer stays dense, and so does the model."""
     import time
 
-    original = inference._Sparse.forward
+    original = sparse_layers.SparseLayer.forward
 
     def slow(self, x):
         time.sleep(0.02)
         return original(self, x)
 
-    monkeypatch.setattr(inference._Sparse, "forward", slow)
+    monkeypatch.setattr(sparse_layers.SparseLayer, "forward", slow)
     model = network()
     layers = list(model)
     plan = rewa.accelerate(model, draw(4, 8, 8, 8), rounds=3, verbose=False)
@@ -202,7 +202,7 @@ def test_slower_kernels_are_not_used(monkeypatch):
 
 
 def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch):
-    monkeypatch.setattr(inference._Rows, "product", lambda self, x, bias: torch.zeros(len(x), 256, dtype=x.dtype))
+    monkeypatch.setattr(sparse_layers._Rows, "product", lambda self, x, bias: torch.zeros(len(x), 256, dtype=x.dtype))
     model = sparse(nn.Sequential(nn.Linear(256, 256))[0], 0.99)
     plan = rewa.accelerate(nn.Sequential(model), draw(8, 256), rounds=2, verbose=False)
     assert [choice.kernel for choice in plan.choices] == ["dense"]
@@ -210,7 +210,7 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch):
 
 
 def test_without_a_compiler_torchs_kernel_competes(monkeypatch):
-    monkeypatch.setattr(inference, "_library", lambda: None)
+    monkeypatch.setattr(sparse_layers, "library", lambda: None)
     model = nn.Sequential(sparse(nn.Linear(512, 512), 0.99), sparse(nn.Conv2d(2, 2, 1)))
     with torch.no_grad():
         choice, _ = inference._fastest("0", model[0], draw(64, 512), 5)
@@ -393,7 +393,7 @@ def test_models_of_others_compute_the_same_with_every_layer_swapped(name):
     assert list(model.state_dict()) == names
     for swap in swaps:
         swap.undo()
-    assert not any(isinstance(layer, inference._Sparse) for layer in model.modules())
+    assert not any(isinstance(layer, sparse_layers.SparseLayer) for layer in model.modules())
 
 
 @pytest.mark.parametrize(
@@ -508,8 +508,8 @@ def test_constant_outputs_are_told():
 
 def test_a_layer_is_compared_on_inputs_that_are_not_zero(monkeypatch):
     """With a dead input every kernel agrees with every other."""
-    wrong = inference._Rows.product
-    monkeypatch.setattr(inference._Rows, "product", lambda self, x, bias: 2 * wrong(self, x, None))
+    wrong = sparse_layers._Rows.product
+    monkeypatch.setattr(sparse_layers._Rows, "product", lambda self, x, bias: 2 * wrong(self, x, None))
     layer = sparse(nn.Linear(400, 400, bias=False), 0.99)
     plan = rewa.accelerate(nn.Sequential(nn.Threshold(1e9, 0.0), layer), draw(32, 400), rounds=3, verbose=False)
     assert plan.choices[0].kernel != "rewa"
@@ -636,7 +636,7 @@ def test_gpt2s_layers_are_swapped():
         expected = layer(x)
         with rewa.accelerate(layer, x, rounds=5, verbose=False) as plan:
             assert plan.choices[0].kernel != "dense"
-            assert isinstance(layer, inference._Sparse)
+            assert isinstance(layer, sparse_layers.SparseLayer)
             assert (layer.nf, layer.nx) == (512, 128)
             assert_close(layer(x), expected)
             assert_close(layer(x=x), expected)

@@ -158,6 +158,13 @@ def test_rounded_values(tmp_path):
         save_packed(large, tmp_path / "y.safetensors", values="int4")
 
 
+def test_a_file_prints_as_one_line(tmp_path):
+    file = save_packed({"w": torch.eye(100, dtype=torch.float32)}, tmp_path / "eye.rewa")
+    bits, smaller = 8 * file.size / 10**4, 40_000 / file.size
+    assert str(file) == f"eye.rewa: {file.size:,} bytes, {bits:.3g} bits per weight, {smaller:.3g}x smaller than dense"
+    assert str(save_packed({}, tmp_path / "none.rewa")).startswith("none.rewa: ")
+
+
 def test_report_is_kept(tmp_path):
     report = {"threshold": 1e-3, "layers": [{"name": "a", "nonzero": 3}]}
     path = save_packed({"a": torch.ones(3)}, tmp_path / "x.safetensors", report=report).path
@@ -196,7 +203,7 @@ def tamper(path, change):
     table = json.loads(metadata["entries"])
     change(table, tensors)
     metadata["entries"] = json.dumps(table)
-    metadata["digest"] = packed._digest(metadata["entries"], metadata["report"], iter(sorted(tensors.items())))
+    metadata["digest"] = packed._digest(metadata, sorted(tensors.items()))
     save_file(tensors, path, metadata)
 
 
@@ -314,8 +321,8 @@ def test_other_files_are_refused(tmp_path):
     save_file({"a": torch.ones(3)}, path)
     with pytest.raises(PackedFileError, match="not a packed one"):
         load_packed(path)
-    save_file({"a": torch.ones(3)}, path, {"format": packed.FORMAT, "version": "2"})
-    with pytest.raises(PackedFileError, match="version '2'"):
+    save_file({"a": torch.ones(3)}, path, {"format": packed.FORMAT, "version": "3"})
+    with pytest.raises(PackedFileError, match="version '3'"):
         load_packed(path)
     save_file({"a": torch.ones(3)}, path, {"format": packed.FORMAT, "version": "1", "entries": "[" * 100_000, "report": "{}"})
     with pytest.raises(PackedFileError, match="unreadable metadata"):
@@ -328,7 +335,7 @@ def test_other_files_are_refused(tmp_path):
         load_packed(path)
 
 
-def test_ten_thousand_damaged_files(tmp_path):
+def test_thousands_of_damaged_files(tmp_path):
     """Random bytes changed, cut, added, moved or doubled: the file loads as it was saved, or it is a PackedFileError."""
     rng = np.random.default_rng(0)
     state = {"a": random_bits((40, 30), torch.float32, 0.05), "b": random_bits((20,), torch.float16, 0.5), "c": torch.ones(3)}
@@ -336,7 +343,7 @@ def test_ten_thousand_damaged_files(tmp_path):
     path = tmp_path / "x.safetensors"
     original = save_packed(state, path, report={"threshold": 1e-3}).path.read_bytes()
     outcomes = {"loaded": 0, "refused": 0}
-    for _ in range(10_000):
+    for _ in range(3_000):
         content = bytearray(original)
         for _ in range(int(rng.integers(1, 4))):
             start, length = int(rng.integers(len(content) or 1)), int(rng.integers(1, 20))
@@ -362,7 +369,7 @@ def test_ten_thousand_damaged_files(tmp_path):
         outcomes["loaded"] += 1
         assert loaded.keys() == state.keys()
         assert all(same_bits(loaded[name], tensor) for name, tensor in state.items())
-    assert outcomes["refused"] > 9_000
+    assert outcomes["refused"] > 2_700
 
 
 def test_public_names():
@@ -499,7 +506,7 @@ def hostile(*arguments):
 
 
 def test_a_table_that_lies_is_refused_or_loads_as_it_says(tmp_path):
-    (result,) = hostile(tmp_path, 0, 500)
+    (result,) = hostile(tmp_path, 0, 750)
     assert result["loaded"] > 50
     assert result["refused"] > 250
     assert result["reasons"] >= 10  # the changes get past the digest, and to many checks
@@ -591,8 +598,9 @@ def test_a_sharded_model_is_refused_with_the_remedy(tmp_path, group):
     model = nn.Sequential(nn.Linear(20, 10), nn.Linear(10, 3))
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
-    with pytest.raises(TypeError, match=r"'0\.weight' is sharded .*\.get_model_state_dict\(model, .*full_state_dict=True"):
-        save_packed(model, tmp_path / "x")
+    for refused in (lambda: save_packed(model, tmp_path / "x"), lambda: rewa.shrink(model, torch.randn(2, 20))):
+        with pytest.raises(TypeError, match=r"'0\.weight' is sharded .*\.get_model_state_dict\(model, .*full_state_dict=True"):
+            refused()
     assert list(tmp_path.iterdir()) == []
     # The remedy that the error names.
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from rewa.deploy.tracing import Run, entry_points, record, units
+from rewa.deploy.exposed import entry_points
+from rewa.deploy.tracing import Span, record, units
 from rewa.example import Example
 
 
@@ -117,7 +118,7 @@ def test_a_method_that_goes_through_a_part_and_one_without_source():
 
 @torch.no_grad()
 def traced(model, *examples):
-    runs = [Run("forward", Example.of(example)) for example in examples]
+    runs = [Span("forward", Example.of(example)) for example in examples]
     calls, why = record(model, runs, {module: module for module in model.modules()}), {}
     return list(units(model, calls, entry_points(model), why)), why
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -148,12 +149,29 @@ def test_shrunk_models_say_that_they_are_another(tmp_path):
         huggingface.from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
 
 
+@torch.no_grad()
+def test_a_shrunk_model_comes_back(tmp_path):
+    model = llama()
+    layer = model.model.layers[0]
+    layer.mlp.gate_proj.weight[:5] = 0
+    layer.self_attn.o_proj.weight[:, : layer.self_attn.o_proj.in_features // 2] = 0
+    smaller = rewa.shrink(model, {"input_ids": TOKENS}, report=None)
+    assert smaller.model.layers[0].mlp.gate_proj.out_features == layer.mlp.gate_proj.out_features - 5
+    assert smaller.model.layers[0].self_attn.o_proj.in_features < layer.self_attn.o_proj.in_features
+    huggingface.save_pretrained(smaller, tmp_path)
+    loaded = huggingface.from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
+    assert torch.equal(loaded(TOKENS).logits, smaller(TOKENS).logits)
+    assert loaded.model.layers[0].mlp.gate_proj.out_features == layer.mlp.gate_proj.out_features - 5
+
+
 def test_a_model_that_its_configuration_cannot_build_is_refused(tmp_path):
     model = llama()
-    with torch.no_grad():
-        model.model.layers[0].mlp.gate_proj.weight[:5] = 0
-    smaller = rewa.shrink(model, {"input_ids": TOKENS}, report=None)
     folder = tmp_path / "folder"
+    smaller = copy.deepcopy(model)
+    mlp = smaller.model.layers[0].mlp
+    for projection in (mlp.gate_proj, mlp.up_proj):  # by hand, so that nothing says how
+        projection.weight = nn.Parameter(projection.weight.detach()[5:])
+    mlp.down_proj.weight = nn.Parameter(mlp.down_proj.weight.detach()[:, 5:])
     with pytest.raises(ValueError, match=r"'model\.layers\.0\.mlp\..*' has shape .*19.* torch\.save\(model, path\)"):
         huggingface.save_pretrained(smaller, folder)
     assert not folder.exists()

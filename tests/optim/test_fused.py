@@ -162,7 +162,7 @@ def test_a_second_backward_after_the_step_is_refused():
 def no_kernels(monkeypatch, tmp_path):
     """A process that has compiled nothing yet, with a cache of its own."""
     monkeypatch.setenv("REWA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fused, "_warned", [])
+    monkeypatch.setattr(native, "_warned", set())
     for function in (fused._kernel, native._cache):
         function.cache_clear()
     yield tmp_path / "cache"

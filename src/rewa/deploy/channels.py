@@ -128,8 +128,8 @@ class _Mix(NamedTuple):
 class Walk:
     """One pass over a graph: which channels are one, what they emit, and which can go."""
 
-    def __init__(self, unit: Unit, frozen: set[int]) -> None:
-        self.root, self.frozen, self.results = unit.root, frozen, results(unit)
+    def __init__(self, unit: Unit, shared: set[int]) -> None:
+        self.root, self.shared, self.results = unit.root, shared, results(unit)
         self.parent: list[int] = []  # a forest over the channels: those in one tree come and go together
         self.pinned: list[tuple[Tensor, str]] = []  # channels that stay, and what is done with them
         self.values: dict[fx.Node, _Value] = {}
@@ -153,75 +153,66 @@ class Walk:
             self.parent[unit] = unit = self.parent[self.parent[unit]]
         return unit
 
-    def _called(self, node: fx.Node) -> Any:
+    def called(self, node: fx.Node) -> Any:
         """The module that a node calls."""
         return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def _kind(self, node: fx.Node) -> Any:
         """What tells what a node computes: the class, the function or the method's name; None if that cannot be relied on."""
-        if (module := self._called(node)) is None:
+        if (module := self.called(node)) is None:
             return node.target if node.op in ("call_function", "call_method") else None
-        return None if self._trouble(node, module) else type(module)
+        return None if self.trouble(node, module) else type(module)
 
-    def _trouble(self, node: fx.Node, module: nn.Module) -> str:
+    def trouble(self, node: fx.Node, module: nn.Module) -> str:
         """Why a module cannot be relied on, if so."""
         tensors = [*module.parameters(), *module.buffers()]
         if tensors and self.times[node.target] > 1:
             return "is called several times"
-        if any(id(x) in self.frozen for x in tensors):
+        if any(id(x) in self.shared for x in tensors):
             return "has weights that other code reads or shares"
         if any(x.is_complex() for x in tensors):
             return "has complex weights"
         return "" if is_plain(module) else "has hooks or a forward of its own"
 
-    def _named(self, node: Any) -> str:
+    def named(self, node: Any) -> str:
         """What a node is, in words."""
-        if (module := self._called(node)) is not None:
+        if (module := self.called(node)) is not None:
             hooked = module._forward_hooks or module._forward_pre_hooks
             return f"{type(module).__name__}, which has hooks" if hooked else type(module).__name__
         above = node.args[0] if node.args else None
         if node.target is operator.getitem and isinstance(above, fx.Node) and not isinstance(self.results[above], Tensor):
-            return self._named(above)
+            return self.named(above)
         if node.op == "get_attr":
             return "a parameter"
         if node.op in ("placeholder", "output"):
             return f"the {'input' if node.op == 'placeholder' else 'output'} of {type(self.root.part).__name__}"
         return f"{node.target}()" if isinstance(node.target, str) else f"{getattr(node.target, '__name__', node.target)}()"
 
-    def _in_place(self, node: fx.Node) -> bool:
-        if getattr(self._called(node), "inplace", False) or node.kwargs.get("inplace"):
-            return True
-        if node.op not in ("call_function", "call_method"):
-            return False
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        unnamed = getattr(node.target, "__module__", "") == "torch.nn.functional" and any(arg is True for arg in node.args)
-        return name.endswith("_") or name in IN_PLACE or unnamed
-
     def _overwrites(self, node: fx.Node) -> Iterator[fx.Node]:
         """The tensors with other readers that a node may change in place, directly or as a view."""
-        foreign = node.op == "call_module" and is_foreign(self._called(node))
-        waiting = node.all_input_nodes if foreign else node.all_input_nodes[:1] if self._in_place(node) else []
+        foreign = node.op == "call_module" and is_foreign(self.called(node))
+        waiting = node.all_input_nodes if foreign else node.all_input_nodes[:1] if _is_in_place(node, self.called(node)) else []
         while waiting:
             source, *waiting = waiting
             if len(source.users) > 1:
                 yield source
             kind = self._kind(source)
             fresh = is_linear(kind) or kind in {*CONVS, *TRANSPOSED, *NORMS, *POOLS} or kind in ELEMENTWISE - MAY_RETURN_INPUT
-            if source.op == "call_module" and is_foreign(self._called(source)):
+            if source.op == "call_module" and is_foreign(self.called(source)):
                 waiting += source.all_input_nodes
-            elif self._in_place(source) or not fresh:
+            elif _is_in_place(source, self.called(source)) or not fresh:
                 waiting += source.all_input_nodes[:1]
 
     def _run(self, node: fx.Node, tensors: dict[fx.Node, Tensor]) -> Any:
         """The node's operation on these tensors."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: tensors.get(source, self.results[source]))
-        target: Any = self._called(node) or node.target
+        target: Any = self.called(node) or node.target
         return getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
 
     def _visit(self, node: fx.Node) -> _Value | None:
         sources = [source for source in node.all_input_nodes if isinstance(self.results[source], Tensor)]
         carried = [source for source in sources if source in self.values]
-        kind, module = self._kind(node), self._called(node)
+        kind, module = self._kind(node), self.called(node)
         value: _Value | None = None
         if (is_linear(kind) or kind in CONVS or kind in TRANSPOSED) and getattr(module, "groups", 1) == 1:
             value = self._mix(node, module, sources[0]) if len(sources) == 1 else None
@@ -230,8 +221,8 @@ class Walk:
         elif carried == sources and isinstance(self.results[node], Tensor):
             value = self._carry(node, kind, module, sources)
         if value is None:
-            others = [self._named(source) for source in sources if source not in self.values]
-            what = f"reach {self._named(node)}" + (f" together with {others[0]}" if others else "")
+            others = [self.named(source) for source in sources if source not in self.values]
+            what = f"reach {self.named(node)}" + (f" together with {others[0]}" if others else "")
             self.pinned += [(self.values[source].units, what) for source in carried]
         return value
 
@@ -351,7 +342,7 @@ class Walk:
             varies = varies & ~(value.known & ((value.const == 0) | (not border)))
             bias = bias + weight.sum(2) @ value.const.double()
         known = ~varies.any(1)
-        self.mixes.append(_Mix(module, value, units, weight, border, self._named(source)))
+        self.mixes.append(_Mix(module, value, units, weight, border, self.named(source)))
         return _Value(axis, units, known, torch.where(known, bias, 0.0).to(self.results[node].dtype))
 
     def _grouped(self, node: fx.Node, module: Any, source: fx.Node) -> _Value:
@@ -375,83 +366,9 @@ class Walk:
         self.parent += units.tolist()
         return units
 
-    def _roots(self) -> Tensor:
+    def roots(self) -> Tensor:
+        """For each channel the one that stands for all that come and go with it."""
         return torch.tensor([self._find(unit) for unit in range(len(self.parent))], dtype=torch.long)
-
-    def _dead(self) -> Tensor:
-        """Which channels can go."""
-        roots = self._roots()
-        stays = torch.zeros(len(roots), dtype=torch.bool)
-        for units, _ in self.pinned:
-            stays[roots[units]] = True
-        for mix in self.mixes:
-            if mix.source is not None:
-                stays[roots[mix.source.units[mix.read & ~mix.source.known]]] = True
-        dead = ~stays[roots]
-        for mix in self.mixes:
-            if mix.source is not None and mix.border and mix.folded(dead).any() and mix.carrier(dead) is None:
-                strongest = int((mix.source.const.abs() * mix.folded(dead)).argmax())
-                dead[roots == roots[mix.source.units[strongest]]] = False
-        for value in self.values.values():
-            if bool(dead[value.units].all()):
-                dead[roots == roots[value.units[0]]] = False
-        return dead
-
-    def cut(self) -> bool:
-        """Remove what is dead; returns whether anything was."""
-        dead = self._dead()
-        if not dead.any():
-            return False
-        for mix in self.mixes:
-            mix.cut(dead)
-        for module, units in self.vectors:
-            alive = ~dead[units]
-            for name, param in list(module.named_parameters()):
-                setattr(module, name, like(param, param.detach()[alive]))
-            for name, buffer in list(module.named_buffers()):
-                if buffer.dim():
-                    setattr(module, name, buffer[alive])
-            count = int(alive.sum())
-            for name in ("num_features", "num_parameters"):
-                if hasattr(module, name):
-                    setattr(module, name, count)
-            if type(module) in CONVS:
-                layer: Any = module
-                layer.groups = layer.groups * count // len(units)
-                layer.in_channels, layer.out_channels = layer.weight.shape[1] * layer.groups, count
-        return True
-
-    def reasons(self) -> dict[nn.Module, str]:
-        """Why layers keep outputs with no weights, or inputs that they do not read."""
-        roots, found = self._roots(), dict[nn.Module, str]()
-        pinned: dict[int, str] = {}
-        for units, what in self.pinned:
-            for root in roots[units].tolist():
-                pinned.setdefault(root, what)
-        live = {int(roots[unit]) for mix in self.mixes if mix.source for unit in mix.source.units[mix.read & ~mix.source.known]}
-
-        def reason(units: Tensor) -> str:
-            mine = roots[units].tolist()
-            if fixed := [pinned[root] for root in mine if root in pinned]:
-                return fixed[0]
-            return "are those of other layers too" if live & {*mine} else "are the last, or carry the constants of others"
-
-        for mix in self.mixes:
-            rows = (mix.weight == 0).all(2).all(1)
-            if bool(rows.any()):
-                found[mix.module] = f"its outputs {reason(mix.units[rows])}"
-            elif not bool(mix.read.all()) and mix.source is None:
-                found[mix.module] = f"its inputs come from {mix.origin}"
-            elif not bool(mix.read.all()) and mix.source is not None:
-                found[mix.module] = f"its inputs {reason(mix.source.units[~mix.read])}"
-        for module, units in self.vectors:
-            found.setdefault(module, f"its channels {reason(units)}")
-        for node in self.results:
-            if node.op == "call_module" and (trouble := self._trouble(node, module := self._called(node))):
-                found[module] = trouble
-            elif node.op == "call_module" and type(module) in CONVS and node.all_input_nodes:
-                found.setdefault(module, f"its inputs come from {self._named(node.all_input_nodes[0])}")
-        return found
 
 
 # ------------------------------------------------------------------------------------------ small surgery
@@ -460,6 +377,17 @@ class Walk:
 def _along(axis: int, vector: Tensor, sizes: list[int]) -> Tensor:
     """A tensor of these sizes that holds the vector along one axis."""
     return vector.view([-1 if i == axis else 1 for i in range(len(sizes))]).expand(sizes).clone()
+
+
+def _is_in_place(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether a node may write to its input, by the module that it calls, its name or its arguments."""
+    if getattr(module, "inplace", False) or node.kwargs.get("inplace"):
+        return True
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    unnamed = getattr(node.target, "__module__", "") == "torch.nn.functional" and any(arg is True for arg in node.args)
+    return name.endswith("_") or name in IN_PLACE or unnamed
 
 
 def _padded(module: Any) -> bool:

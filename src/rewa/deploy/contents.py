@@ -6,7 +6,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from rewa.columns import aligned
-from rewa.deploy.packed import MAX_HEADER, NotPackedError, PackedFileError, apply_masks, load_packed, read_packed
+from rewa.deploy.blueprint import Blueprint
+from rewa.deploy.masks import apply_masks
+from rewa.deploy.packed import MAX_HEADER, NotPackedError, PackedFileError, load_packed, read_packed
 from rewa.sparsity import Count, count
 
-__all__ = ["Contents", "Row", "inspect", "is_weight", "read_contents", "to_text", "total"]
+__all__ = ["Contents", "Row", "inspect", "is_weight", "read_contents", "shrunk_to_text", "to_text", "total"]
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -29,6 +31,7 @@ class Contents:
     tensors: dict[str, Tensor]
     forms: dict[str, str]  # how each is stored
     dropped: tuple[str, ...] = ()  # names of what is no tensor
+    blueprint: Blueprint = field(default_factory=Blueprint)  # what shrink made of the layers
 
 
 def read_contents(path: str | Path) -> Contents:
@@ -45,7 +48,8 @@ def read_contents(path: str | Path) -> Contents:
         return _checkpoint(path)
     try:
         tensors: dict[str, Tensor] = load_packed(path)  # type: ignore[assignment]
-        return Contents(tensors, {entry.name: entry.form for entry in read_packed(path).entries})
+        packed = read_packed(path)
+        return Contents(tensors, {entry.name: entry.form for entry in packed.entries}, blueprint=packed.blueprint)
     except NotPackedError:
         from safetensors.torch import load_file
 
@@ -170,6 +174,19 @@ def to_text(rows: list[Row]) -> str:
         cells.append((row.name, "x".join(map(str, row.shape)) or "scalar", row.dtype, *_numbers(row.count), row.form))
     cells += [(name, "", "", *_numbers(each), "") for name, each in sums.items()]
     return aligned(cells, "<<<>>><")
+
+
+def shrunk_to_text(blueprint: Blueprint, rows: list[Row]) -> str:
+    """What shrink made of the model, a line for each layer.
+
+    Args:
+        blueprint: The changes; at least one.
+        rows: As :func:`inspect` made them.
+    """
+    before, after = blueprint.numel({row.name: row.shape for row in rows if row.form != "alias"})
+    width = max(map(len, blueprint.changes))
+    lines = [f"shrunk: {before:,} -> {after:,} elements"]
+    return "\n".join(lines + [f"  {path:<{width}}  {change}" for path, change in blueprint.changes.items()])
 
 
 def _numbers(found: Count) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ __all__ = [
     "Projections",
     "SomeBiases",
     "add_to_bias",
+    "has_some_biases",
     "is_linear",
     "like",
     "live_heads",
@@ -53,17 +54,17 @@ class FewerHeads(nn.Module):
         # torch's layers read this to decide on their fused kernel, which expects all heads.
         self._qkv_same_embed_dim = False
         stays = torch.tensor([head in heads for head in range(attention.num_heads)]).repeat_interleave(self.head_dim)
+        rows, others = stays.nonzero().flatten(), (~stays).nonzero().flatten()
         for name in ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
             old = getattr(attention, name)
-            mask = stays.repeat(3) if name.startswith("in_") else stays
-            self.register_parameter(name, None if old is None else like(old, old.detach()[mask]))
+            index = torch.cat([rows + part * len(stays) for part in range(3)]) if name.startswith("in_") else rows
+            self.register_parameter(name, None if old is None else like(old, old.detach()[index]))
         self.out_proj = copy.deepcopy(attention.out_proj)
-        weight = numbers(attention.out_proj.weight)
-        if attention.in_proj_bias is not None:
-            value_bias = numbers(attention.in_proj_bias).chunk(3)[2]
-            add_to_bias(self.out_proj, weight[:, ~stays] @ value_bias[~stays])
-        self.out_proj.weight = like(attention.out_proj.weight, weight[:, stays])
-        self.out_proj.in_features = int(stays.sum())
+        weight, bias = attention.out_proj.weight, attention.in_proj_bias
+        if bias is not None and not bias.is_meta:  # a model without data has no constants either
+            add_to_bias(self.out_proj, numbers(weight)[:, others] @ numbers(bias).chunk(3)[2][others])
+        self.out_proj.weight = like(weight, weight.detach()[:, rows])
+        self.out_proj.in_features = len(rows)
         self.train(attention.training)
 
     def forward(
@@ -220,7 +221,7 @@ class Projections:
                 unit = size if name in WIDTHS else 1
                 if old == full * unit:
                     setattr(attention, name, old * len(heads) // self.heads)
-        if hasattr(attention, "has_relative_attention_bias"):
+        if has_some_biases(attention):
             SomeBiases.take(attention, heads, self.heads)
 
 
@@ -279,6 +280,15 @@ class SomeBiases:
         elif position_bias is None:
             position_bias = some.new_zeros(1, self.original_heads, *some.shape[-2:])
         return output, position_bias, *rest
+
+
+def has_some_biases(attention: nn.Module) -> bool:
+    """Whether an attention adds position biases, which its layers share for all heads.
+
+    Args:
+        attention: Any module.
+    """
+    return hasattr(attention, "has_relative_attention_bias")
 
 
 def _with_some_biases(base: type[nn.Module]) -> type[nn.Module]:

@@ -15,27 +15,39 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rewa.deploy.coding import CHUNK, Bytes, ValueReader, decode_gaps, encode_gaps, encode_values
+from rewa.deploy.blueprint import Blueprint
+from rewa.deploy.entry import (
+    DTYPES,
+    SAFETENSORS_DTYPES,
+    VALUES,
+    Entry,
+    dtype_name,
+    pack,
+    round_values,
+    scratch,
+    unpack,
+    without_negative_zeros,
+    words,
+)
+from rewa.deploy.filenames import check_filename
+from rewa.deploy.masks import apply_masks, masked
 from rewa.files import replacing
 
 __all__ = [
+    "DTYPES",
+    "VALUES",
     "Entry",
     "NotPackedError",
     "PackedFile",
     "PackedFileError",
-    "apply_masks",
     "load_packed",
     "read_packed",
     "save_packed",
@@ -43,30 +55,7 @@ __all__ = [
 
 FORMAT = "rewa-packed"
 VERSION = 1
-VALUES = {"exact": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
-        *(torch.complex64, torch.complex128),
-    )
-}
-RAW = {torch.complex128}  # not known to safetensors: stored as bytes
-SAFETENSORS_DTYPES = {
-    **{"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16, "U32": torch.uint32},
-    **{"I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16},
-    **{"F32": torch.float32, "F64": torch.float64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
-    "C64": torch.complex64,
-}
-PARTS = {"dense": ("",), "bitmask": ("#values", "#mask"), "delta": ("#values", "#gaps"), "alias": ()}
-NUMBERS = ("nonzeros", "low_bits", "coded")
-# Under these names from_pretrained of transformers and diffusers takes any safetensors file for its own: names of tensors
-# that it does not know are left out, and what is missing is drawn at random. It does not look at the metadata.
-SHARD = r"(-\d+-of-\d+)?"
-TAKEN = re.compile(rf"(model|pytorch_model|adapter_model|diffusion_pytorch_model){SHARD}(\.[^.]+)?{SHARD}\.(safetensors|bin)")
-# Suffixes of other formats, whose readers would fail on a packed file.
-FOREIGN = {".bin", ".ckpt", ".gguf", ".h5", ".npy", ".npz", ".onnx", ".pickle", ".pkl", ".pt", ".pt2", ".pth", ".zip"}
+SHRUNK = 2  # the version of a file that holds a blueprint, which older readers do not know
 MAX_HEADER = 100_000_000  # safetensors refuses more
 # Bytes of memory for a byte of the file: the header in safetensors and as strings, and JSON once it is Python's objects.
 HEADER_COST, JSON_COST = 16, 64
@@ -81,46 +70,6 @@ class NotPackedError(PackedFileError):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One tensor of a packed file."""
-
-    name: str
-    form: str
-    dtype: str
-    shape: tuple[int, ...]
-    nonzeros: int
-    stored: str  # dtype of the values in the file
-    low_bits: int = 0  # k of the delta form
-    of: str = ""  # the tensor that an alias shares
-    coded: int = 0  # bytes of the deflated leading bytes; 0 where values are stored as they are
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """What is stored of it, the values first."""
-        return ("#coded", *PARTS[self.form][1:]) if self.coded else PARTS[self.form]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of its tensors in the file."""
-        return tuple(self.name + suffix for suffix in self.suffixes)
-
-    @property
-    def stored_values(self) -> int:
-        """Number of values in the file."""
-        return self.numel if self.form == "dense" else self.nonzeros
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor in memory, none for an alias."""
-        return 0 if self.form == "alias" else self.numel * DTYPES[self.dtype].itemsize
-
-
-@dataclass(frozen=True)
 class PackedFile:
     """What a packed file holds, read without its tensors' data."""
 
@@ -131,82 +80,28 @@ class PackedFile:
     dense_size: int
     negative_zeros: int = 0  # how many -0.0 save_packed stored as 0.0; not in the file
     pruned: tuple[str, ...] = ()  # weights that it stored as torch.nn.utils.prune.remove would leave them; not in the file
+    blueprint: Blueprint = field(default_factory=Blueprint, repr=False)  # what shrink made of the layers
+
+    def __str__(self) -> str:
+        """One line: the file, its size, and what a weight takes."""
+        stored = {entry.name: entry.shape for entry in self.entries if entry.form != "alias"}
+        before, after = self.blueprint.numel(stored)
+        shrunk = f", shrunk from {before:,} to {after:,} weights" if self.blueprint.changes else ""
+        bits, smaller = 8 * self.size / max(after, 1), self.dense_size / max(self.size, 1)
+        return f"{self.path.name}: {self.size:,} bytes, {bits:.3g} bits per weight, {smaller:.3g}x smaller than dense{shrunk}"
 
 
 # -------------------------------------------------------------------------------------------------- writing
 
 
-def _words(flat: Tensor) -> Tensor:
-    """The elements' bits as rows of integers: indexing works for these in every dtype, and zero is where no bit is set."""
-    word = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(flat.element_size(), torch.int64)
-    return flat.view(word).reshape(flat.numel(), flat.element_size() // word.itemsize)
-
-
-def _without_negative_zeros(flat: Tensor) -> tuple[Tensor, int]:
-    """The elements with 0.0 for each that equals zero, and how many were not that already."""
-    if not (flat.is_floating_point() or flat.is_complex()):
-        return flat, 0
-    components = 2 if flat.is_complex() else 1
-    word = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size() // components]
-    bits = flat.view(word).reshape(-1, components)
-    negative = ((bits == 0) | (bits == torch.iinfo(word).min)).all(1) & (bits != 0).any(1)
-    found = int(negative.sum())
-    return (bits.masked_fill(negative[:, None], 0).reshape(-1).view(flat.dtype), found) if found else (flat, 0)
-
-
-def _pack(name: str, tensor: Tensor, flat: Tensor) -> tuple[Entry, dict[str, Tensor]]:
-    """The smallest form of one tensor, of which ``flat`` holds the values to be stored."""
-    mask = _words(flat).ne(0).any(1).numpy()
-    indices = np.flatnonzero(mask)
-    kept = _words(flat)[torch.from_numpy(indices)].reshape(-1).view(flat.dtype)
-    k, gaps = encode_gaps(indices)
-    bitmask, delta = torch.from_numpy(np.packbits(mask)), torch.from_numpy(gaps)
-    (coded_flat, all_values), (coded_kept, values_kept) = encode_values(flat), encode_values(kept)
-    forms = {"dense": [all_values], "bitmask": [values_kept, bitmask], "delta": [values_kept, delta]}
-    form = min(forms, key=lambda form: sum(part.nbytes for part in forms[form]))
-    coded = coded_flat if form == "dense" else coded_kept
-    low_bits = k if form == "delta" else 0
-    entry = Entry(name, form, _name(tensor.dtype), tuple(tensor.shape), len(indices), _name(flat.dtype), low_bits, "", coded)
-    parts = forms[form]
-    if flat.dtype in RAW and not coded:
-        parts[0] = parts[0].view(torch.uint8)
-    elif form == "dense" and not coded:
-        parts[0] = parts[0].reshape(tensor.shape)
-    return entry, dict(zip(entry.parts, parts, strict=True))
-
-
-def _rounded(name: str, flat: Tensor, values: torch.dtype) -> Tensor:
-    rounded = flat.to(values)
-    if not torch.equal(rounded.isfinite(), flat.isfinite()):
-        raise ValueError(f"{name!r} holds values that overflow in {values}: save it with values='exact'")
-    return rounded
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _digest(table: str, report: str, parts: Iterable[tuple[str, Tensor]]) -> str:
+def _digest(metadata: Mapping[str, str], parts: Iterable[tuple[str, Tensor]]) -> str:
     """SHA-256 of all that a file means."""
-    digest = hashlib.sha256(f"{table}\n{report}\n".encode())
+    texts = [metadata[key] for key in ("entries", "report", "blueprint") if key in metadata]
+    digest = hashlib.sha256("".join(f"{text}\n" for text in texts).encode())
     for name, part in parts:
         digest.update(f"{name}\n".encode())
         digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _check_path(path: Path) -> None:
-    """The name is not one that another program takes for its own format."""
-    if TAKEN.fullmatch(path.name):
-        raise ValueError(
-            f"{path.name!r} is a name that Hugging Face's from_pretrained takes for plain weights; from a packed file it would "
-            "return random ones. Use another name such as 'model.rewa', and rewa.integrations.huggingface.from_pretrained"
-        )
-    if path.suffix.lower() in FOREIGN:
-        raise ValueError(
-            f"a packed file is a safetensors file, and {path.name!r} looks like another format: "
-            f"call it {path.with_suffix('.rewa').name!r}"
-        )
 
 
 def _check_tensor(name: str, tensor: Any) -> None:
@@ -217,52 +112,12 @@ def _check_tensor(name: str, tensor: Any) -> None:
             "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)), and save what the "
             "first one gets"
         )
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or _name(tensor.dtype) not in DTYPES:
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or dtype_name(tensor.dtype) not in DTYPES:
         raise TypeError(f"{name!r} is no plain tensor of a known dtype and cannot be packed: {type(tensor).__name__}")
     if tensor.is_meta:
         raise TypeError(f"{name!r} is on the meta device and has no values: load the model's weights first")
     if name == "__metadata__":
         raise ValueError("a tensor cannot be called '__metadata__' in a safetensors file: rename it")
-
-
-def _pruned(model: nn.Module | None, state: Mapping[str, Tensor]) -> list[str]:
-    """Names of the weights that are stored as an original and a mask by torch.nn.utils.prune."""
-    if model is not None:
-        from torch.nn.utils.prune import BasePruningMethod
-
-        hooks = (
-            (f"{prefix}." if prefix else "", hook)
-            for prefix, module in model.named_modules(remove_duplicate=False)
-            for hook in module._forward_pre_hooks.values()
-        )
-        return [prefix + hook._tensor_name for prefix, hook in hooks if isinstance(hook, BasePruningMethod)]
-    bases = [name.removesuffix("_orig") for name in state if name.endswith("_orig")]
-    return [
-        base
-        for base in bases
-        if (mask := state.get(f"{base}_mask")) is not None
-        and base not in state
-        and mask.shape == state[f"{base}_orig"].shape
-        and bool(((mask == 0) | (mask == 1)).all())
-    ]
-
-
-def apply_masks(state: Mapping[str, Tensor], model: nn.Module | None = None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors as ``torch.nn.utils.prune.remove`` would leave them, and the names of those that it would make.
-
-    Args:
-        state: A ``state_dict``; it stays as it is.
-        model: Its model, whose hooks say what is pruned; without it, names and masks of zeros and ones do.
-    """
-    pruned = tuple(name for name in _pruned(model, state) if f"{name}_orig" in state and f"{name}_mask" in state)
-    masks = {f"{name}_mask": state[f"{name}_mask"] for name in pruned}
-    final: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        base = name.removesuffix("_orig")
-        if name not in masks:
-            mask = masks.get(f"{base}_mask") if base != name else None
-            final[name if mask is None else base] = tensor if mask is None else mask.to(tensor.dtype) * tensor.detach()
-    return final, pruned
 
 
 def _pack_all(
@@ -277,18 +132,18 @@ def _pack_all(
         tensor = tensor.resolve_conj().resolve_neg()
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and place in owners:
-            shape, dtype = tuple(tensor.shape), _name(tensor.dtype)
+            shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
             entries.append(Entry(name, "alias", dtype, shape, 0, dtype, of=owners[place]))
             continue
         owners[place] = name
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         if not keep_negative_zeros:
-            flat, found = _without_negative_zeros(flat)
+            flat, found = without_negative_zeros(flat)
             negative_zeros += found
         if values is not None and tensor.dim() >= 2 and flat.dtype in (torch.float32, torch.float64):
-            flat = _rounded(name, flat, values)
-            flat = flat if keep_negative_zeros else _without_negative_zeros(flat)[0]
-        entry, tensors = _pack(name, tensor, flat)
+            flat = round_values(name, flat, values)
+            flat = flat if keep_negative_zeros else without_negative_zeros(flat)[0]
+        entry, tensors = pack(name, tensor, flat)
         if clash := (parts.keys() & tensors.keys()):
             raise ValueError(f"two tensors would be called {clash.pop()!r} in the file: rename one")
         entries.append(entry)
@@ -303,6 +158,7 @@ def save_packed(
     values: str = "exact",
     keep_negative_zeros: bool = False,
     report: Mapping[str, Any] | None = None,
+    blueprint: Blueprint | None = None,
 ) -> PackedFile:
     """Write a model in the smallest form of each tensor; the file is whole or absent.
 
@@ -314,6 +170,7 @@ def save_packed(
             their own dtype, rounded.
         keep_negative_zeros: Store each -0.0, which multiplying by a mask leaves behind, like a value, instead of as 0.0.
         report: What to keep beside the weights, such as ``finalize(...).to_dict()``; plain values.
+        blueprint: For a ``state_dict``, that of the file it came from; a model that was shrunk says by itself what was cut.
 
     Returns:
         What the file holds, with its size, how many -0.0 became 0.0 and which pruned weights were made final.
@@ -333,20 +190,29 @@ def save_packed(
     path = Path(path)
     if values not in VALUES:
         raise ValueError(f"Invalid values: {values!r} (allowed: {', '.join(VALUES)})")
-    _check_path(path)
+    check_filename(path)
     given = dict(model.state_dict() if isinstance(model, nn.Module) else model)
     for name, tensor in given.items():
         _check_tensor(name, tensor)
     state, pruned = apply_masks(given, model if isinstance(model, nn.Module) else None)
     entries, parts, negative_zeros = _pack_all(state, VALUES[values], keep_negative_zeros)
-    table = json.dumps([astuple(entry) for entry in entries], separators=(",", ":"))
-    text = json.dumps(dict(report or {}), separators=(",", ":"), allow_nan=False)
-    metadata = {"format": FORMAT, "version": str(VERSION), "entries": table, "report": text}
-    metadata["digest"] = _digest(table, text, sorted(parts.items()))
-    with replacing(path) as scratch:
-        save_file(parts, scratch, metadata)
-        _in_order(scratch)
+    blueprint = Blueprint.of(model, state) if isinstance(model, nn.Module) else blueprint or Blueprint()
+    metadata = {
+        "format": FORMAT,
+        "version": str(SHRUNK if blueprint.changes else VERSION),
+        "entries": _to_json([astuple(entry) for entry in entries]),
+        "report": _to_json(dict(report or {})),
+        **({"blueprint": _to_json(blueprint.to_dict())} if blueprint.changes else {}),
+    }
+    metadata["digest"] = _digest(metadata, sorted(parts.items()))
+    with replacing(path) as unfinished:
+        save_file(parts, unfinished, metadata)
+        _in_order(unfinished)
     return replace(read_packed(path), negative_zeros=negative_zeros, pruned=pruned)
+
+
+def _to_json(content: Any) -> str:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
 def _in_order(path: Path) -> None:
@@ -402,34 +268,8 @@ def _open(path: str | Path, memory: _Memory) -> Any:
         raise PackedFileError(f"{path} is not a safetensors file, or damaged: {error}") from error
 
 
-def _entry(row: Any) -> Entry:
-    """A row of the table, every field checked."""
-    names = [each.name for each in fields(Entry)]
-    if not isinstance(row, list) or len(row) != len(names):
-        raise PackedFileError(f"the table of tensors has an impossible row: {str(row)[:200]}")
-    values = dict(zip(names, row, strict=True))
-    shape = values["shape"]
-    valid = (
-        all(isinstance(values[name], str) for name in ("name", "form", "dtype", "stored", "of"))
-        and values["form"] in PARTS
-        and {values["dtype"], values["stored"]} <= set(DTYPES)
-        and (values["stored"] == values["dtype"] or (values["stored"] in VALUES and values["dtype"] in ("float32", "float64")))
-        and isinstance(shape, list)
-        and len(shape) <= 64
-        and all(type(number) is int and 0 <= number < 1 << 48 for number in [*shape, *(values[name] for name in NUMBERS)])
-        and math.prod(size or 1 for size in shape) < 1 << 48  # strides have to fit, of an empty tensor too
-        and values["nonzeros"] <= math.prod(shape)
-        and (values["form"] == "alias") == bool(values["of"])
-    )
-    if valid:
-        entry = Entry(**{**values, "shape": tuple(shape)})
-        if not entry.coded or (entry.form != "alias" and entry.stored_values and DTYPES[entry.stored].itemsize > 1):
-            return entry
-    raise PackedFileError(f"the table of tensors has an impossible row: {str(row)[:200]}")
-
-
 def _json(metadata: Mapping[str, str], key: str, kind: type, memory: _Memory) -> Any:
-    """One of the two parts of the metadata that are JSON."""
+    """One of the parts of the metadata that are JSON."""
     text = metadata.get(key, "")
     memory.take(JSON_COST * len(text), f"{key} of {len(text):,} characters")
     try:
@@ -445,11 +285,26 @@ def _entries(file: Any, metadata: Mapping[str, str], memory: _Memory) -> tuple[E
     """The table of a packed file, checked against the tensors that are there."""
     if metadata.get("format") != FORMAT:
         raise NotPackedError(f"{memory.path} is a safetensors file, but not a packed one")
-    if metadata.get("version") != str(VERSION):
-        raise PackedFileError(f"{memory.path} has version {metadata.get('version')!r} of the format; this rewa reads {VERSION}")
-    entries = tuple(map(_entry, _json(metadata, "entries", list, memory)))
+    if metadata.get("version") not in (str(VERSION), str(SHRUNK)):
+        raise PackedFileError(
+            f"{memory.path} has version {metadata.get('version')!r} of the format; this rewa reads up to {SHRUNK}"
+        )
+    try:
+        entries = tuple(map(Entry.from_row, _json(metadata, "entries", list, memory)))
+    except ValueError as error:
+        raise PackedFileError(str(error)) from error
     _check_parts(file, entries)
     return entries
+
+
+def _blueprint(metadata: Mapping[str, str], memory: _Memory) -> Blueprint:
+    """What a file says of a shrunk model; every field is checked, whether or not a model is to be loaded."""
+    if "blueprint" not in metadata:
+        return Blueprint()
+    try:
+        return Blueprint.from_dict(_json(metadata, "blueprint", dict, memory))
+    except ValueError as error:
+        raise PackedFileError(f"{memory.path}: {error}") from error
 
 
 def read_packed(path: str | Path, *, max_bytes: int | None = None) -> PackedFile:
@@ -466,8 +321,9 @@ def read_packed(path: str | Path, *, max_bytes: int | None = None) -> PackedFile
     with _open(path, memory) as file:
         metadata = file.metadata() or {}
         entries = _entries(file, metadata, memory)
-        report = _json(metadata, "report", dict, memory)
-    return PackedFile(Path(path), entries, report, memory.size, sum(entry.nbytes for entry in entries))
+        report, blueprint = _json(metadata, "report", dict, memory), _blueprint(metadata, memory)
+    dense = sum(entry.nbytes for entry in entries)
+    return PackedFile(Path(path), entries, report, memory.size, dense, blueprint=blueprint)
 
 
 def _check_parts(file: Any, entries: tuple[Entry, ...]) -> None:
@@ -482,23 +338,10 @@ def _check_parts(file: Any, entries: tuple[Entry, ...]) -> None:
             if owner is None or (owner.dtype, owner.shape) != (entry.dtype, entry.shape):
                 raise PackedFileError(f"{entry.name!r} stands for {entry.of!r}, which is not there or of another shape")
             continue
-        raw = DTYPES[entry.stored] in RAW
-        factor, kind = (DTYPES[entry.stored].itemsize, torch.uint8) if raw else (1, DTYPES[entry.stored])
-        dense_shape = [entry.numel * factor] if raw else list(entry.shape)
-        expected: dict[str, tuple[list[int] | None, torch.dtype]] = {
-            "": (dense_shape, kind),
-            "#values": ([entry.nonzeros * factor], kind),
-            "#mask": ([-(-entry.numel // 8)], torch.uint8),
-            "#gaps": (None, torch.uint8),
-            "#coded": ([entry.coded + entry.stored_values * (DTYPES[entry.stored].itemsize - 1)], torch.uint8),
-        }
-        for suffix in entry.suffixes:
-            part = file.get_slice(entry.name + suffix)
-            shape, dtype = expected[suffix]
+        for name, (shape, dtype) in entry.layout().items():
+            part = file.get_slice(name)
             if (shape is not None and part.get_shape() != shape) or SAFETENSORS_DTYPES.get(part.get_dtype()) != dtype:
-                raise PackedFileError(
-                    f"{entry.name + suffix!r} has shape {part.get_shape()}, {part.get_dtype()}: not as its table says"
-                )
+                raise PackedFileError(f"{name!r} has shape {part.get_shape()}, {part.get_dtype()}: not as its table says")
 
 
 def load_packed(
@@ -508,7 +351,8 @@ def load_packed(
 
     Args:
         path: The file.
-        model: Where to load into; its names and shapes must be those of the file.
+        model: Where to load into; its names and shapes must be those of the file. If the file holds a model that was shrunk
+            (:func:`rewa.shrink`), that model as it was before, which is shrunk in the same way, or as it was afterwards.
         max_bytes: Most memory that loading may take: the file, its tensors once unpacked, and what reading needs beside them.
             A few bytes can describe an endless tensor of zeros, so the default is a thousand times the file's size, and at
             least one GiB.
@@ -519,28 +363,55 @@ def load_packed(
         The ``state_dict``, or the model.
 
     Raises:
-        PackedFileError: If the file is damaged or too large; nothing large has been allocated and the model is as it was.
+        PackedFileError: If the file is damaged, too large or of another model; nothing large has been allocated and the model
+            is as it was.
+
+    Example:
+        >>> import tempfile
+        >>> from rewa import shrink
+        >>> def build():
+        ...     return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> model = build()
+        >>> with torch.no_grad():
+        ...     model[0].weight[:3] = 0
+        >>> small = shrink(model, torch.ones(5, 2), report=None)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     packed = save_packed(small, Path(folder) / "small.rewa")
+        ...     loaded = load_packed(packed.path, build())
+        >>> loaded[0], torch.equal(loaded(torch.ones(5, 2)), small(torch.ones(5, 2)))
+        (Linear(in_features=2, out_features=1, bias=True), True)
     """
     memory = _Memory(path, max_bytes)
     with _open(path, memory) as file:
         metadata = file.metadata() or {}
         entries = _entries(file, metadata, memory)
         dense = sum(entry.nbytes for entry in entries)
+        blueprint = _blueprint(metadata, memory)
         # The report, which is not parsed, counts twice more: as a string, and encoded for its digest.
         memory.take(memory.size + 2 * len(metadata.get("report", "")), "its contents")
-        memory.take(dense + max(map(_scratch, entries), default=0), f"its tensors, which unpack to {dense:,} bytes")
+        memory.take(dense + max(map(scratch, entries), default=0), f"its tensors, which unpack to {dense:,} bytes")
         if model is not None:
-            _check_model(model, entries)
-        names = sorted(part for entry in entries for part in entry.parts)
-        parts = ((name, file.get_tensor(name)) for name in names)
-        if _digest(metadata["entries"], metadata.get("report", ""), parts) != metadata.get("digest"):
-            raise PackedFileError(f"{path} is damaged: its contents do not match its SHA-256")
-        owned = {entry.name: _unpack(file, entry) for entry in entries if entry.form != "alias"}
-    state = {entry.name: owned[entry.of or entry.name] for entry in entries}
+            blueprint = _check_model(model, entries, blueprint)
+            memory.take(blueprint.nbytes(model), "the layers of the shrunk model")
+        state = _read(file, metadata, entries, memory)
     if model is None:
         return state
-    model.load_state_dict(_tied(model, state) if assign else state, assign=assign)
+    state = _tied(model, state) if assign else state
+    model = blueprint.apply(model)
+    model.load_state_dict(state, assign=assign)
     return model
+
+
+def _read(file: Any, metadata: Mapping[str, str], entries: tuple[Entry, ...], memory: _Memory) -> dict[str, Tensor]:
+    """All tensors, after their digest was compared."""
+    names = sorted(part for entry in entries for part in entry.parts)
+    if _digest(metadata, ((name, file.get_tensor(name)) for name in names)) != metadata.get("digest"):
+        raise PackedFileError(f"{memory.path} is damaged: its contents do not match its SHA-256")
+    try:
+        owned = {entry.name: unpack(file, entry) for entry in entries if entry.form != "alias"}
+    except ValueError as error:
+        raise PackedFileError(str(error)) from error
+    return {entry.name: owned[entry.of or entry.name] for entry in entries}
 
 
 def _tied(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -552,8 +423,8 @@ def _tied(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tied: dict[str, Tensor] = dict(state)
     for param, (first, *others) in places.items():
         for name in others:
-            words = [_words(state[each].reshape(-1)) for each in (first, name)]
-            if state[first].dtype != state[name].dtype or not torch.equal(*words):
+            both = [words(state[each].reshape(-1)) for each in (first, name)]
+            if state[first].dtype != state[name].dtype or not torch.equal(*both):
                 raise PackedFileError(
                     f"{first!r} and {name!r} are one parameter of the model, but differ in the file: untie them first"
                 )
@@ -562,64 +433,25 @@ def _tied(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tied
 
 
-def _scratch(entry: Entry) -> int:
-    """Memory that :func:`_unpack` takes beside the tensor: that of one chunk."""
-    return min(CHUNK, entry.numel) * (128 + entry.low_bits + 8 * DTYPES[entry.stored].itemsize)
-
-
-def _unpack(file: Any, entry: Entry) -> Tensor:
-    """One tensor in memory of its own, from the parts that :func:`_check_parts` found to fit, a chunk at a time."""
-    # Bytes only: what a file holds need not lie where its dtype has to.
-    parts = [file.get_tensor(name).reshape(-1).view(torch.uint8) for name in entry.parts]
-    dtype = DTYPES[entry.dtype]
-    flat = torch.zeros(entry.numel, dtype=dtype)
-    words = _words(flat)
-    try:
-        values = ValueReader(parts[0], entry.coded, entry.stored_values, DTYPES[entry.stored])
-        if entry.form == "dense":
-            for start in range(0, entry.numel, CHUNK):
-                taken = values.take(min(CHUNK, entry.numel - start)).to(dtype)
-                words[start : start + len(taken)] = _words(taken)
-        else:
-            for indices in _indices(parts[1].numpy(), entry):
-                words[torch.from_numpy(indices)] = _words(values.take(len(indices)).to(dtype))
-        values.end()
-    except ValueError as error:
-        raise PackedFileError(f"{entry.name!r} is damaged: {error}") from error
-    return flat.reshape(entry.shape)
-
-
-def _indices(stream: Bytes, entry: Entry) -> Iterator[NDArray[np.int64]]:
-    """Where the nonzeros are, as many as the table says."""
-    if entry.form == "delta":
-        yield from decode_gaps(entry.low_bits, stream, entry.nonzeros, entry.numel)
-        return
-    done = 0
-    for start in range(0, entry.numel, CHUNK):
-        bits = np.unpackbits(stream[start // 8 : (start + CHUNK) // 8], count=min(CHUNK, entry.numel - start))
-        indices = np.flatnonzero(bits) + start
-        done += len(indices)
-        if done > entry.nonzeros:
-            break
-        if len(indices):
-            yield indices
-    if done != entry.nonzeros:
-        raise ValueError(f"its mask does not have {entry.nonzeros} bits set")
-
-
-def _check_model(model: nn.Module, entries: tuple[Entry, ...]) -> None:
-    """The model has the file's names and shapes; said before anything changes."""
+def _check_model(model: nn.Module, entries: tuple[Entry, ...], blueprint: Blueprint) -> Blueprint:
+    """The changes after which the model has the file's names and shapes; whatever is wrong is said before anything changes."""
     state = model.state_dict()
     if sharded := [name for name, tensor in state.items() if hasattr(tensor, "full_tensor")]:
         raise TypeError(
             f"{sharded[0]!r} is sharded over processes (DTensor): load a state_dict with load_packed(path) and hand it to "
             "torch.distributed.checkpoint.state_dict.set_model_state_dict with StateDictOptions(full_state_dict=True)"
         )
-    own, theirs = {name: tuple(tensor.shape) for name, tensor in state.items()}, {entry.name: entry.shape for entry in entries}
-    advice = "; call torch.nn.utils.prune.remove on the model's weights first" if _pruned(model, state) else ""
+    try:
+        missing = blueprint.missing(model)
+    except ValueError as error:
+        raise PackedFileError(str(error)) from error
+    own = {name: tuple(tensor.shape) for name, tensor in state.items()} | missing.shapes()
+    theirs = {entry.name: entry.shape for entry in entries}
+    advice = "; call torch.nn.utils.prune.remove on the model's weights first" if masked(model, state) else ""
     for name in own.keys() | theirs.keys():
         if own.get(name) != theirs.get(name):
             raise PackedFileError(
                 f"{name!r} has shape {theirs.get(name, 'none')} in the file and {own.get(name, 'none')} in the model: "
                 f"they are not the same model{advice}"
             )
+    return missing

@@ -26,10 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from rewa.deploy.blueprint import remember, replace_modules
 from rewa.deploy.channels import Walk, is_plain
+from rewa.deploy.dead import reasons, remove_dead
+from rewa.deploy.exposed import Exposed, entry_points
 from rewa.deploy.freezing import thaw
 from rewa.deploy.heads import FewerHeads, Projections, is_linear, live_heads
-from rewa.deploy.tracing import Call, Exposed, Run, Unit, entry_points, record, units
+from rewa.deploy.tracing import Call, Span, Unit, record, units
 from rewa.example import Example
 from rewa.modes import keeping_modes
 from rewa.weights import computed
@@ -112,10 +115,12 @@ def shrink(
         report: Gets the :class:`ShrinkReport`; None for silence.
 
     Returns:
-        A copy of the same class, with the modes and ``requires_grad`` of the original.
+        A copy of the same class, with the modes and ``requires_grad`` of the original. :func:`rewa.save_packed` stores what
+        was cut with it, and :func:`rewa.load_packed` cuts a fresh model of the original's class in the same way.
 
     Raises:
         RuntimeError: If the copy's outputs on an example differ by more than the tolerance.
+        TypeError: If the model is sharded over processes.
         ValueError: If the model has no method of a given name, or weights under ``torch.nn.utils.prune``.
 
     Example:
@@ -129,6 +134,7 @@ def shrink(
           (2): Linear(in_features=1, out_features=1, bias=True)
         )
     """
+    _refuse_sharded(model)
     _refuse_computed(model)
     runs = _runs(model, [example_input, *examples], methods or {})
     # Forward code may keep state, so whatever only runs the model runs a copy of it.
@@ -139,15 +145,16 @@ def shrink(
         after.eval()
         expected = [run(copy.deepcopy(model).eval()) for run in runs]
         exposed = entry_points(after) if methods is None else None
-        calls, parts, frozen = _trace(after, runs, exposed, why)
-        if _cut_projections(after, calls, frozen, exposed or [], why, lambda: _check_equal(expected, after, runs, tolerance)):
-            calls, parts, frozen = _trace(after, runs, exposed, why)  # graphs hold numbers of heads as constants
-        after = _with_fewer_heads(after, parts, calls, frozen, modes, why)
+        calls, parts, shared = _trace(after, runs, exposed, why)
+        if _cut_projections(after, calls, shared, exposed or [], why, lambda: _check_equal(expected, after, runs, tolerance)):
+            calls, parts, shared = _trace(after, runs, exposed, why)  # graphs hold numbers of heads as constants
+        after = _with_fewer_heads(after, parts, calls, shared, modes, why)
         for part in parts:
-            while (walk := Walk(part, frozen)).cut():
+            while remove_dead(walk := Walk(part, shared)):
                 pass
-            why.update(walk.reasons())
+            why.update(reasons(walk))
         _check_equal(expected, after, runs, tolerance)
+    remember(model, after)
     if report is not None:
         old, new = (sum(param.numel() for param in x.parameters()) for x in (model, after))
         report(ShrinkReport(old, new, tuple(map(str, runs)), removed(model, after), _left(after, calls, why)))
@@ -177,13 +184,23 @@ def removed(before: nn.Module, after: nn.Module) -> dict[str, tuple[tuple[int, .
 
 
 def _trace(
-    model: nn.Module, runs: list[Run], exposed: list[Exposed] | None, why: dict[nn.Module, str]
+    model: nn.Module, runs: list[Span], exposed: list[Exposed] | None, why: dict[nn.Module, str]
 ) -> tuple[dict[nn.Module, list[Call]], list[Unit], set[int]]:
     """The calls of all modules, the parts with their graphs, and the tensors that must not change."""
     scratch = copy.deepcopy(model)
     calls = record(scratch, runs, dict(zip(scratch.modules(), model.modules(), strict=True)))
     parts = list(units(model, calls, exposed, why))
     return calls, parts, _shared(model, parts)
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    """A model that is spread over processes can neither be copied nor cut."""
+    if sharded := [name for name, param in model.named_parameters() if hasattr(param, "full_tensor")]:
+        raise TypeError(
+            f"{sharded[0]!r} is sharded over processes (DTensor). Gather on all of them with torch.distributed.checkpoint."
+            "state_dict.get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)), load "
+            "what the first one gets into a model that is not sharded, and shrink that"
+        )
 
 
 def _refuse_computed(model: nn.Module) -> None:
@@ -195,7 +212,7 @@ def _refuse_computed(model: nn.Module) -> None:
             raise one.error()
 
 
-def _runs(model: nn.Module, examples: list[Any], methods: Mapping[str, Any]) -> list[Run]:
+def _runs(model: nn.Module, examples: list[Any], methods: Mapping[str, Any]) -> list[Span]:
     for name in methods:
         try:
             known = callable(operator.attrgetter(name)(model))
@@ -206,7 +223,7 @@ def _runs(model: nn.Module, examples: list[Any], methods: Mapping[str, Any]) -> 
                 f"{type(model).__name__} has no method {name!r}: methods= takes names of methods, each with an example"
             )
     given = [("forward", example) for example in examples] + list(methods.items())
-    return [Run(name, Example.of(example)) for name, example in given]
+    return [Span(name, Example.of(example)) for name, example in given]
 
 
 def _left(model: nn.Module, calls: dict[nn.Module, list[Call]], why: dict[nn.Module, str]) -> dict[str, str]:
@@ -244,7 +261,7 @@ def _tensors(output: Any) -> list[Tensor]:
     return [tensor.cpu() for part in parts for tensor in part if isinstance(tensor, Tensor)]
 
 
-def _check_equal(expected: list[Any], after: nn.Module, runs: list[Run], tolerance: float) -> None:
+def _check_equal(expected: list[Any], after: nn.Module, runs: list[Span], tolerance: float) -> None:
     for run, output in zip(runs, expected, strict=True):
         try:
             found = run(copy.deepcopy(after))
@@ -277,7 +294,7 @@ def _shared(model: nn.Module, parts: list[Unit]) -> set[int]:
 def _cut_projections(
     model: nn.Module,
     calls: dict[nn.Module, list[Call]],
-    frozen: set[int],
+    shared: set[int],
     exposed: list[Exposed],
     why: dict[nn.Module, str],
     check: Callable[[], None],
@@ -297,7 +314,7 @@ def _cut_projections(
             trouble = "is not called by the examples"
         elif not all(map(is_plain, [heads.attention, *layers])):
             trouble = "has hooks or a forward of its own"
-        elif any(id(param) in frozen for layer in layers for param in layer.parameters()):
+        elif any(id(param) in shared for layer in layers for param in layer.parameters()):
             trouble = "has weights that other code reads or shares"
         elif any(module not in call.inside for layer in layers for call in calls[layer]) or seen & {*layers}:
             trouble = "has layers that are also called from elsewhere"
@@ -333,7 +350,7 @@ def _with_fewer_heads(
     model: nn.Module,
     parts: list[Unit],
     calls: dict[nn.Module, list[Call]],
-    frozen: set[int],
+    shared: set[int],
     modes: dict[nn.Module, bool],
     why: dict[nn.Module, str],
 ) -> nn.Module:
@@ -351,27 +368,23 @@ def _with_fewer_heads(
     for module in model.modules():
         if type(module) is not nn.MultiheadAttention:
             continue
-        attention, reason = module, _keeps_heads(module, calls.get(module, []), frozen, module in followed)
+        attention, reason = module, _keeps_heads(module, calls.get(module, []), shared, module in followed)
         heads = live_heads(module)
         if not reason and len(heads) < module.num_heads:
             smaller[module] = new = FewerHeads(module, heads)
             modes.update(dict.fromkeys(new.modules(), modes[module]))
             attention = new  # type: ignore[assignment]  # has the same parts
         why[attention] = why[attention.out_proj] = reason or "loses whole heads only"
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child in smaller:
-                setattr(parent, name, smaller[child])
-    return smaller.get(model, model)
+    return replace_modules(model, smaller)
 
 
-def _keeps_heads(attention: nn.MultiheadAttention, calls: list[Call], frozen: set[int], followed: bool) -> str:
+def _keeps_heads(attention: nn.MultiheadAttention, calls: list[Call], shared: set[int], followed: bool) -> str:
     """Why no head of it can go, if so."""
     if not calls:
         return "is not called by the examples"
     if not is_plain(attention) or not is_plain(attention.out_proj):
         return "has hooks or a forward of its own"
-    if any(id(param) in frozen for param in attention.parameters()):
+    if any(id(param) in shared for param in attention.parameters()):
         return "has weights that other code reads or shares"
     if attention.bias_k is not None or attention.add_zero_attn:
         return "adds keys of its own"

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rewa.deploy.packed import TAKEN, PackedFile, apply_masks, load_packed, save_packed
+from rewa.deploy.blueprint import Blueprint
+from rewa.deploy.filenames import TAKEN
+from rewa.deploy.masks import apply_masks
+from rewa.deploy.packed import PackedFile, load_packed, save_packed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +44,8 @@ def save_pretrained(
     """Write a model of transformers with packed weights: its configuration and ``model.rewa``.
 
     Args:
-        model: The model. Its tokenizer has a ``save_pretrained`` of its own, which may write to the same folder.
+        model: The model, perhaps from :func:`rewa.shrink`. Its tokenizer has a ``save_pretrained`` of its own, which may write
+            to the same folder.
         folder: Made if it is not there. It must not hold weights that transformers would load instead.
         values: As for :func:`rewa.save_packed`.
         report: As for :func:`rewa.save_packed`.
@@ -52,7 +56,7 @@ def save_pretrained(
     Raises:
         TypeError: If it is no model of transformers, or has adapters.
         FileExistsError: If the folder holds other weights.
-        ValueError: If the configuration describes other shapes, as it does of a model from :func:`rewa.shrink`.
+        ValueError: If the configuration describes another model.
     """
     folder = Path(folder)
     if not isinstance(model, _transformers().PreTrainedModel) or getattr(model, "_hf_peft_config_loaded", False):
@@ -78,8 +82,9 @@ def save_pretrained(
 def _check_shapes(model: PreTrainedModel) -> None:
     """The configuration is all that loading knows of the model, so it must build tensors of these names and shapes."""
     with torch.device("meta"):
-        built = type(model)._from_config(copy.deepcopy(model.config)).state_dict()  # type: ignore[no-untyped-call]
+        empty = type(model)._from_config(copy.deepcopy(model.config))  # type: ignore[no-untyped-call]
     own = apply_masks(model.state_dict(), model)[0]
+    built = Blueprint.of(model, own).missing(empty).apply(empty).state_dict()  # loading will cut it in the same way
     for name in [*own, *built]:
         here, there = (tuple(state[name].shape) if name in state else "none" for state in (own, built))
         if here != there:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rewa.native import load
+from rewa import native
 from rewa.reparam import LARGEST_PRODUCT, adam_step_size
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
@@ -158,32 +157,15 @@ def _kernel(
     momentum: bool,
     nesterov: bool,
 ) -> Callable[..., None] | None:
-    """The compiled step for one setting, or None, with one warning for the process, where it cannot be had."""
+    """The compiled step for one setting, or None, with one warning for the process, where it is not available."""
     real, store = STORAGE[dtype]
     values = {"REAL": real, "STORE": store, "CHUNK": CHUNK, "K_INT": K, "M_INT": M, "EPS": int(eps)}
     values |= {"ADAM": int(adam), "AMSGRAD": int(amsgrad), "DECOUPLED": int(decoupled)}
     values |= {"MOMENTUM": int(momentum), "NESTEROV": int(nesterov)}
-    try:
-        library = load(SOURCE, tuple(f"-D{name}={value}" for name, value in sorted(values.items())), ("rewa_step",))
-    except OSError as error:
-        _warn_once(str(error))
-        return None
-    kernel: Any = library.rewa_step
-    kernel.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
-    kernel.restype = None
-    return kernel  # type: ignore[no-any-return]  # ctypes makes functions at run time
-
-
-def _warn_once(reason: str) -> None:
-    if _warned:
-        return
-    _warned.append(reason)
-    warnings.warn(
-        f"rewa's fused step could not be compiled, the slower loop is used instead ({reason}). "
-        "Install a C++ compiler (g++ or clang++, or name one in CXX), or pass fused=False to silence this.",
-        RuntimeWarning,
-        stacklevel=2,
+    library: Any = native.kernel(
+        SOURCE,
+        {"rewa_step": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)},
+        values,
+        otherwise="the slower loop steps instead; pass fused=False to silence this",
     )
-
-
-_warned: list[str] = []
+    return None if library is None else library.rewa_step
