@@ -162,7 +162,7 @@ def test_lines_tell_a_fine_tune_an_empty_model_and_a_second_start():
     for what in ("measuring: 1 of 2", "measuring: 2 of 2", "writing"):
         watch.doing(what)
     first, second, *rest = stream.getvalue().splitlines()
-    assert first.endswith("3 epochs, going on at step 16 of 48")
+    assert first.endswith("3 epochs, resuming at step 16 of 48")
     assert second.startswith("epoch 2/3 (fine-tune)  loss 1.2500  validation 87.65 %  compression infx")
     assert rest == ["measuring", "writing"]
 

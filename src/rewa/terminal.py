@@ -175,7 +175,7 @@ def _ending(record: Run, folder: Path) -> str:
 
 def _headline(job: Job, steps: int, done: int) -> str:
     method = job.method
-    where = f", going on at step {done} of {steps}" if done else ""
+    where = f", resuming at step {done} of {steps}" if done else ""
     return f"{job.folder_name}: {method.label}, {method.strength_is} {method.strength:.4g}, {job.recipe.epochs} epochs{where}"
 
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from rewa.deploy.zeros import recalibrate_norms
-from rewa.sparsity import count, prunable
+from rewa.record import Point
+from rewa.sparsity import Count, count, prunable
 from rewa.train.data import Images
 from rewa.train.evaluate import Score, calibration, losses, measure, score, thresholds
 from rewa.train.numeric import choose
@@ -112,14 +113,14 @@ def test_measure_cuts_estimates_the_norms_again_and_leaves_the_model_alone():
         slow = copy.deepcopy(net)
         with torch.no_grad():
             for weight in prunable(slow).values():
-                weight[weight.abs() <= point["threshold"]] = 0
+                weight[weight.abs() <= point.threshold] = 0
         recalibrate_norms(slow, list(train[0].split(8)))
         for split, (inputs, targets) in (("validation", validation), ("test", test)):
             with torch.no_grad():
                 right = (slow.eval()(inputs).argmax(1) == targets).double().mean().item()
-            assert point[f"{split}_accuracy"] == pytest.approx(100 * right)
-    assert final["validation_accuracy"] >= curve[0]["validation_accuracy"] - 10
-    assert count(prunable(small).values()).nonzero == final["prunable"]["nonzero"]
+            assert getattr(point, f"{split}_accuracy") == pytest.approx(100 * right)
+    assert final.validation_accuracy >= curve[0].validation_accuracy - 10
+    assert count(prunable(small).values()).nonzero == final.prunable.nonzero
     assert seen.index("test") > max(index for index, split in enumerate(seen[: -2 * 3]) if split == "validation")
 
 
@@ -135,14 +136,15 @@ def test_cuts_are_seen_in_bfloat16_too():
         batches=lambda split: batches(*splits[split]),
         numeric=numeric,
     )
-    assert curve[1]["validation_loss"] != curve[0]["validation_loss"]
+    assert curve[1].validation_loss != curve[0].validation_loss
     again = score(small, batches(*splits["validation"]), numeric, WORLD)
-    assert again.loss == pytest.approx(final["validation_loss"], rel=1e-6)
+    assert again.loss == pytest.approx(final.validation_loss, rel=1e-6)
     # What was chosen meets its own condition when it is measured afresh.
-    assert again.loss <= curve[0]["validation_loss"] + 1e-9
+    assert again.loss <= curve[0].validation_loss + 1e-9
 
 
 def test_a_loss_that_is_not_finite_is_no_number_of_json():
     worst = Score(float("nan"), 10.0)
-    assert worst.named("test") == {"test_loss": None, "test_accuracy": 10.0}
+    point = Point(0.0, Count(4, 0), Count(5, 1), *worst, *worst).to_json()
+    assert (point["test_loss"], point["test_accuracy"]) == (None, 10.0)
     assert worst.value("loss") == -float("inf")

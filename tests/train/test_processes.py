@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, outside any test)
 
 from rewa import cli
+from rewa.train.job import job
+from rewa.train.loop import train
 from rewa.train.processes import World, full_state, load_state
 
 SET = ["model=mlp", "hidden=40,20", "epochs=4", "compressions=1,5", "recalibrate=200"]
@@ -192,14 +194,15 @@ def test_two_processes_train_as_one(out, alone, together, parallel):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_run_may_change_the_number_of_its_processes(out, alone, together, parallel, capsys):
+def test_a_run_may_change_the_number_of_its_processes(out, alone, together, parallel):
     """A checkpoint of two processes is the checkpoint of one."""
     run = out / f"stopped-{parallel}"
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-00000032", "step-00000040"]
     # The record names the setting, so the same settings resume, in one process.
     torch.set_default_dtype(torch.float32)
-    assert cli.main(digits(out, run.name, *SET, f"parallel={parallel}")) == 0
-    assert "'processes': 2} and goes on with" in capsys.readouterr().err
+    same = job("digits", "rewa", strength=0.002, name=run.name, changes=[*SET, f"parallel={parallel}"])
+    with pytest.warns(RuntimeWarning, match="'processes': 2} and resumes with"):
+        train(same, out)
     assert losses(record_of(out, run.name)) == pytest.approx(losses(alone["one"]), rel=1e-5)
 
 

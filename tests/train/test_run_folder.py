@@ -94,7 +94,7 @@ def test_a_record_of_a_newer_version_is_left_alone(stopped):
 
 
 def test_a_run_may_resume_with_other_threads(stopped):
-    with pytest.warns(RuntimeWarning, match="goes on with"):
+    with pytest.warns(RuntimeWarning, match="resumes with"):
         assert train(replace(JOB, recipe=replace(PLAIN, threads=2)), stopped).finished
 
 

@@ -149,7 +149,7 @@ class _Course:
         self.rows = [Epoch.from_json(row) for row in saved.state["epochs"]]
         if saved.state["numeric"] != self.record.numeric:
             warnings.warn(
-                f"this run began with {saved.state['numeric']} and goes on with {self.record.numeric}: it will not be bit for "
+                f"this run began with {saved.state['numeric']} and resumes with {self.record.numeric}: it will not be bit for "
                 "bit the run it would have been",
                 RuntimeWarning,
                 stacklevel=2,
@@ -296,7 +296,7 @@ def _continued(found: Run, now: Continuation) -> tuple[Continuation, ...]:
     if now in (Continuation(found.commit, found.versions), *found.continued_by):
         return found.continued_by
     warnings.warn(
-        f"this run began with {found.commit} {dict(found.versions)} and goes on with {now.commit} {dict(now.versions)}",
+        f"this run began with {found.commit} {dict(found.versions)} and resumes with {now.commit} {dict(now.versions)}",
         RuntimeWarning,
         stacklevel=2,
     )
