@@ -23,7 +23,20 @@ PACKAGE = ROOT / "src" / "rewa"
 # Lowest first. A module belongs to the layer that names it, or the package it is in, and may import from its own layer and from
 # those below. Inside a layer nothing goes in a circle.
 LAYERS = {
-    "core": ["_moved", "cutting", "example", "figures", "files", "names", "native", "record", "reparam", "schedules", "theory"],
+    "core": [
+        "_moved",
+        "cutting",
+        "example",
+        "figures",
+        "files",
+        "names",
+        "native",
+        "palette",
+        "record",
+        "reparam",
+        "schedules",
+        "theory",
+    ],
     "weights": ["weights", "sparsity"],
     "optim and forms": ["optim", "forms", "presets", "lockstep"],
     "deploy": ["deploy", "integrations"],

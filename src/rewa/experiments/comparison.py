@@ -22,7 +22,7 @@ from rewa.files import write_atomically
 from rewa.methods.rewa import ReWA
 from rewa.record import provenance
 from rewa.report import Comparison, Run
-from rewa.report.tables import Choice, choose
+from rewa.report.tables import Chosen, choose
 from rewa.train.job import Job, load_data
 from rewa.train.sweep import Sweep, run_jobs
 
@@ -205,7 +205,7 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
                     "validation": choice.point.validation(comparison.metric),
                     "test": choice.test,
                 }
-                for choice in cell.choices
+                for choice in cell.chosen
             ]
             rows.append(
                 {"method": entry.label, "compression": compression, "mean": cell.mean, "sd": cell.sd, "n": cell.n}
@@ -214,11 +214,11 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
     smallest = [
         {
             "method": entry.label,
-            "seeds": len(entry.deployed.choices),
+            "seeds": len(entry.deployed.chosen),
             "of": entry.deployed.seeds,
-            "file_bytes": entry.deployed.file_bytes if entry.deployed.choices else None,
-            "dense_bytes": entry.deployed.dense_bytes if entry.deployed.choices else None,
-            "test": entry.deployed.cell.mean if entry.deployed.choices else None,
+            "file_bytes": entry.deployed.file_bytes if entry.deployed.chosen else None,
+            "dense_bytes": entry.deployed.dense_bytes if entry.deployed.chosen else None,
+            "test": entry.deployed.cell.mean if entry.deployed.chosen else None,
         }
         for entry in comparison.entries
     ]
@@ -298,7 +298,7 @@ def _chosen(comparison: Comparison, compressions: Sequence[float], within: float
     for compression in compressions:
         worth: dict[str, list[tuple[float, Run]]] = {}
         for run in comparison.runs:
-            if run.seed == 0 and (choice := choose((Choice(run, point) for point in run.curve), compression)):
+            if run.seed == 0 and (choice := choose((Chosen(run, point) for point in run.curve), compression)):
                 value = comparison.sign * choice.point.validation(comparison.metric)
                 worth.setdefault(comparison.labels[str(run.folder)], []).append((value, run))
         best = max((value for pairs in worth.values() for value, _ in pairs), default=math.nan)

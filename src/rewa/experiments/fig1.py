@@ -9,7 +9,7 @@ from typing import Literal
 from rewa.experiments.linear import FORMS, PaperStudy, Score, mean_sd
 from rewa.lockstep import Column
 from rewa.presets import SYNTHETIC
-from rewa.report.panels import Axis, Cell, Heat, Panel
+from rewa.report.panel import Axis, Cell, Heat, Panel
 from rewa.theory import effective_p
 
 __all__ = ["FIG1", "Fig1"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rewa.experiments.linear import KAPPA, THRESHOLDS, PaperStudy, Score, mean_sd
 from rewa.lockstep import Column
 from rewa.presets import SYNTHETIC
-from rewa.report.panels import Lines, Panel, Point, Series, Table
+from rewa.report.panel import Lines, Mark, Panel, Series, Table
 
 __all__ = ["FIG2A", "FIG2B", "FIG2C", "FIG2D", "Fig2", "table", "weights_left"]
 
@@ -65,19 +65,18 @@ def weights_left(
         y_log=True,
         y_range=(0, d),
         series=[
-            Series(label=label, points=_points(scores), dashed=label in beside, of=beside.get(label))
-            for label, scores in series
+            Series(label=label, marks=_points(scores), dashed=label in beside, of=beside.get(label)) for label, scores in series
         ],
     )
 
 
-def _points(scores: Sequence[Score]) -> list[Point]:
+def _points(scores: Sequence[Score]) -> list[Mark]:
     shown = []
     for index, threshold in enumerate(THRESHOLDS):
         counts = [score.counts[index] for score in scores]
         mean, sd = mean_sd(counts)
         says = (f"above {threshold:g}: {mean:,.1f} ± {sd:,.1f}", f"by seed: {', '.join(map(str, counts))}")
-        shown.append(Point(x=threshold, y=mean, low=max(mean - sd, 0.0), high=mean + sd, says=says))
+        shown.append(Mark(x=threshold, y=mean, low=max(mean - sd, 0.0), high=mean + sd, says=says))
     return shown
 
 

@@ -22,8 +22,8 @@ from rewa.files import write_atomically
 from rewa.lockstep import Column, fit
 from rewa.presets import SYNTHETIC
 from rewa.record import provenance
-from rewa.report import panels
-from rewa.report.panels import Panel
+from rewa.report import files
+from rewa.report.panel import Panel
 
 __all__ = [
     "FORMS",
@@ -194,8 +194,8 @@ def publish(
     origin = provenance()
     record = out / f"{name}.json"
     write_atomically(record, json.dumps(_finite({**origin, **numbers}), allow_nan=False))
-    files = panels.write(out, name, title=title, lead=lead, panels=shown, provenance=origin, columns=columns)
-    return [*files, record]
+    written = files.publish(out, name, title=title, lead=lead, panels=shown, provenance=origin, columns=columns)
+    return [*written, record]
 
 
 def _finite(value: Any) -> Any:

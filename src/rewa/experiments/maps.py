@@ -15,7 +15,7 @@ from rewa.experiments.designs import Design
 from rewa.experiments.linear import Score, lasso_scores, mean_sd, publish, score
 from rewa.experiments.result import How, Result
 from rewa.lockstep import Column, fit
-from rewa.report.panels import Axis, Cell, Heat, Panel, Table
+from rewa.report.panel import Axis, Cell, Heat, Panel, Table
 
 __all__ = ["MAPS", "Maps"]
 

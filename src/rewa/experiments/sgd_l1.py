@@ -12,7 +12,7 @@ from rewa.experiments.linear import Score, as_numbers, publish, train
 from rewa.experiments.result import How, Result
 from rewa.lockstep import Column
 from rewa.presets import SYNTHETIC
-from rewa.report.panels import Panel
+from rewa.report.panel import Panel
 
 __all__ = ["SGDL1", "SGD_L1"]
 

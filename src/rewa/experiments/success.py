@@ -17,7 +17,7 @@ from rewa.experiments.linear import FORMS, LARGEST_THRESHOLD, Score, as_numbers,
 from rewa.experiments.result import How, Result
 from rewa.lockstep import Column
 from rewa.presets import SYNTHETIC
-from rewa.report.panels import Axis, Cell, Heat, Lines, Panel, Point, Series, Table
+from rewa.report.panel import Axis, Cell, Heat, Lines, Mark, Panel, Series, Table
 from rewa.theory import growth_start
 
 __all__ = ["LOGISTIC", "SUCCESS", "LogisticSuccess", "PaperSuccess", "Success", "predicted"]
@@ -204,11 +204,11 @@ class Success(Result):
                 hits = sum(score.recovered for score in runs)
                 low, high = wilson(hits, len(runs))
                 says = (f"{form}, {name} {value:g}", f"{hits} of {len(runs)} runs", f"predicted {shares[column]:.0%}")
-                measured.append(Point(x=value, y=hits / len(runs), low=low, high=high, says=says))
-                prediction.append(Point(x=value, y=shares[column], low=None, high=None))
+                measured.append(Mark(x=value, y=hits / len(runs), low=low, high=high, says=says))
+                prediction.append(Mark(x=value, y=shares[column], low=None, high=None))
             series += [
-                Series(label=form, points=measured, bars=True),
-                Series(label=f"{form}, predicted", points=prediction, dashed=True, markers=False, of=form),
+                Series(label=form, marks=measured, bars=True),
+                Series(label=f"{form}, predicted", marks=prediction, dashed=True, markers=False, of=form),
             ]
         K, M = CENTRE
         return Lines(

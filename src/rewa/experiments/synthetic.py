@@ -14,7 +14,9 @@ from rewa.experiments.result import How, Result
 from rewa.files import write_atomically
 from rewa.lockstep import Column
 from rewa.record import provenance
-from rewa.report.panels import Panel, to_html
+from rewa.report.files import study_page
+from rewa.report.page import to_html
+from rewa.report.panel import Panel
 
 __all__ = ["SYNTHETIC_STUDY", "Synthetic"]
 
@@ -36,7 +38,8 @@ class Synthetic(Result):
         written += OVERHEAD.run(out, how)
         page = out / "synthetic.html"
         title = "The paper's synthetic study"
-        write_atomically(page, to_html(title, figures[0].lead(), _together(figures, trained, lasso), provenance=provenance()))
+        shown = study_page(title, figures[0].lead(), _together(figures, trained, lasso), provenance=provenance())
+        write_atomically(page, to_html(shown))
         return [page, *written]
 
 
