@@ -599,7 +599,7 @@ def ahead(methods: dict[str, Any]) -> dict[str, list[str]]:
 
 def to_panels(record: dict[str, Any]) -> list[Any]:
     """The tables and the chart of a record."""
-    from rewa.report.panels import Table
+    from rewa.report.panel import Table
 
     shown: list[Any] = []
     if part := record.get("designs"):
@@ -624,7 +624,7 @@ def to_panels(record: dict[str, Any]) -> list[Any]:
 
 
 def _design_table(name: str, methods: dict[str, Any]) -> Any:
-    from rewa.report.panels import Table
+    from rewa.report.panel import Table
 
     rows = []
     for method, found in methods.items():
@@ -653,7 +653,7 @@ def _design_table(name: str, methods: dict[str, Any]) -> Any:
 
 
 def _contest_table(races: dict[str, Any]) -> Any:
-    from rewa.report.panels import Table
+    from rewa.report.panel import Table
 
     rows = [
         [
@@ -673,7 +673,7 @@ def _contest_table(races: dict[str, Any]) -> Any:
 
 
 def _data_table(results: Sequence[dict[str, Any]]) -> Any:
-    from rewa.report.panels import Table
+    from rewa.report.panel import Table
 
     rows = []
     for found in results:
@@ -710,13 +710,13 @@ def _data_table(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def _scaling(results: Sequence[dict[str, Any]]) -> list[Any]:
-    from rewa.report.panels import Lines, Point, Series, Table
+    from rewa.report.panel import Lines, Mark, Series, Table
 
     labels = {"rewa": "ReWARegressor().path", "lasso": "sklearn lasso_path", "l0.5": "skglm L0.5 path"}
     series = []
     for method, label in labels.items():
         points = [
-            Point(
+            Mark(
                 x=float(found["where"]),
                 y=found["seconds"],
                 low=min(found["all_seconds"]),
@@ -726,7 +726,7 @@ def _scaling(results: Sequence[dict[str, Any]]) -> list[Any]:
             for found in results
             if found["method"] == method and "seconds" in found
         ]
-        series += [Series(label=label, points=points, bars=True)] if points else []
+        series += [Series(label=label, marks=points, bars=True)] if points else []
     shown: list[Any] = []
     if series:
         shown.append(
@@ -807,7 +807,7 @@ def to_record(results: Sequence[dict[str, Any]], parts: Iterable[str], settings:
 def write(out: Path, record: dict[str, Any]) -> list[Path]:
     """Write the record, with what an earlier one has of other parts, and its tables and figure."""
     from rewa.files import write_atomically
-    from rewa.report import panels
+    from rewa.report.files import publish
 
     path = out / "regression.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -816,7 +816,7 @@ def write(out: Path, record: dict[str, Any]) -> list[Path]:
     write_atomically(path, json.dumps(whole, indent=1, allow_nan=False))
     made = {part: found["provenance"] for part, found in whole.items()}
     title = "Sparse regression beside scikit-learn, skglm and abess"
-    return [path, *panels.write(out, "regression", title=title, lead=lead(whole), panels=to_panels(whole), provenance=made)]
+    return [path, *publish(out, "regression", title=title, lead=lead(whole), panels=to_panels(whole), provenance=made)]
 
 
 def main() -> None:
@@ -860,7 +860,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(record, indent=1))
         return
-    from rewa.report.panels import to_markdown
+    from rewa.report.markdown import to_markdown
 
     print(lead(record), to_markdown(to_panels(record)), sep="\n\n")
 

@@ -124,14 +124,13 @@ class SweepResult(Result):
         found = self._published(runs)
         paths = report.write([run.folder / "record.json" for run in found], out / "report.html")
         numbers = {
-            **provenance(),
             "recipe": self.sweep.recipe.settings(),
             "methods": [one if isinstance(one, str) else asdict(one) for one in self.sweep.methods],
             "seeds": self.sweep.seeds,
             "commits_of_runs": sorted({run.commit for run in found}),
             "comparisons": [_numbers(comparison) for comparison in report.compare(found)],
         }
-        write_atomically(out / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False))
+        _keep(out / "numbers.json", numbers)
         measured, lines = _models(out), []
         if self.table:
             comparison = _only(runs, found)
@@ -161,6 +160,20 @@ class SweepResult(Result):
             lines += [*shrinkage.to_markdown(measured.shrinkage), ""]
         write_atomically(out / "table.md", "\n".join(lines))
         return [*paths, out / "numbers.json", out / "table.md"]
+
+
+def _keep(path: Path, numbers: dict[str, Any]) -> None:
+    """Write numbers with their origin, unless they are there already: what only draws them again did not make them."""
+    origin = provenance()
+
+    def told(record: dict[str, Any]) -> dict[str, Any]:
+        """All but the origin and the words that describe the recipe."""
+        recipe = {key: value for key, value in record.get("recipe", {}).items() if key != "line"}
+        return {key: value for key, value in record.items() if key not in origin} | {"recipe": recipe}
+
+    known = json.loads(path.read_text()) if path.exists() else {}
+    if told(known) != told(json.loads(json.dumps(numbers, allow_nan=False))):
+        write_atomically(path, json.dumps({**origin, **numbers}, indent=1, allow_nan=False))
 
 
 @dataclass(frozen=True)

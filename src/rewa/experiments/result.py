@@ -22,7 +22,7 @@ class How:
         root: Where data is; None for where ``REWA_DATA`` says.
         download: Whether missing data may be fetched.
         device: Such as ``"cpu"``; None for a GPU where there is one.
-        trained: Train nothing, and take the runs that are there; for results that train networks.
+        trained: Train nothing, and show the runs that are there.
         progress: Who is told how far it is.
     """
 
@@ -49,9 +49,11 @@ class Result(ABC):
 
     Attributes:
         trains_networks: Whether a device and a folder of data mean anything for it; a study of linear models draws its data.
+        redraws: Whether it can be drawn again from its own record, without training.
     """
 
     trains_networks: ClassVar[bool] = False
+    redraws: ClassVar[bool] = False
 
     line: str
     quick: bool = False

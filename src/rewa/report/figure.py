@@ -131,7 +131,8 @@ def _draw_heat(figure: Figure, axes: Axes, heat: Heat) -> None:
     _fill_cells(axes, heat)
     axes.set(xlim=(-0.5, len(heat.x.values) - 0.5), ylim=(len(heat.y.values) - 0.5, -0.5))
     strip = f"\n▬ lower strip: {heat.overlay_label}" if heat.overlay is not None and heat.overlay_label else ""
-    axes.set(xlabel=heat.x.label + strip, ylabel=heat.y.label)
+    axes.set_xlabel(heat.x.label + strip, loc="left" if strip else "center")  # a long line must not leave the figure
+    axes.set_ylabel(heat.y.label)
     width, height = _cell_size(heat)
     axes.set_box_aspect(height * len(heat.y.values) / (width * len(heat.x.values)))
     axes.set_anchor("NW")

@@ -112,6 +112,11 @@ def looks(lines: Lines) -> list[Look]:
     markers = list(MARKERS)
     for place, label in enumerate(others):
         own[label] = Look((left or [0])[place % len(left or [0])], markers[place % len(markers)])
+    for place, label in enumerate(own):  # settings of one method that happen to share a marker
+        taken = {(own[other].color, own[other].marker) for other in list(own)[:place]}
+        free = [marker for marker in markers if (own[label].color, marker) not in taken]
+        if (own[label].color, own[label].marker) in taken and free:
+            own[label] = replace(own[label], marker=free[0])
     predicted = any(series.dashed for series in lines.series)
     result = []
     for series in lines.series:
