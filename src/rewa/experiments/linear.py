@@ -243,10 +243,8 @@ def from_numbers(found: Iterable[Mapping[str, Any]]) -> dict[Column, list[Score]
 
 def to_score(run: Mapping[str, Any]) -> Score:
     """A score of a record, with NaN for what JSON has no number for."""
-    values = {field.name: run[field.name] for field in fields(Score)}
-    return Score(
-        **{key: math.nan if value is None else tuple(value) if key == "counts" else value for key, value in values.items()}
-    )
+    values: dict[str, Any] = {field.name: math.nan if run[field.name] is None else run[field.name] for field in fields(Score)}
+    return Score(**values | {"counts": tuple(run["counts"])})
 
 
 def as_numbers(trained: Mapping[Column, Sequence[Score]]) -> list[dict[str, Any]]:

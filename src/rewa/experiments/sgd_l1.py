@@ -104,8 +104,8 @@ class SGDL1(Result):
         for schedule, trained in found.items():
             sure = [all(score.recovered for score in trained[column]) for column in self.settings().values()]
             rewa, l1 = sum(sure[: len(self.kappas)]), sum(sure[len(self.kappas) :])
-            said.append(f"with a {schedule} rate ReWA at {rewa} and SGD-l1 at {l1}")
-        return f"Of {len(self.kappas)} strengths, {', '.join(said)} recover the one true weight in every run"
+            said.append(f"with a {schedule} rate at {rewa} by ReWA and {l1} by SGD-l1")
+        return f"Of {len(self.kappas)} strengths, the one true weight is recovered in every run {', '.join(said)}"
 
 
 SGD_L1 = SGDL1()
