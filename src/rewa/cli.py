@@ -354,8 +354,9 @@ def _reproduce(options: argparse.Namespace) -> str:
     result = RESULTS[options.result]
     if options.quick and not result.quick:
         raise ValueError(f"{options.result} has no quick version: leave out --quick")
-    of_networks = ["data", "download", "device", *["trained"] * (not result.from_record)]
-    given = [f"--{name}" for name in of_networks if getattr(options, name)]
+    given = [f"--{name}" for name in ("data", "download", "device") if getattr(options, name)]
+    if options.trained and not result.redraws:
+        given.append("--trained")
     if given and not result.trains_networks:
         raise ValueError(f"{options.result} trains no network and draws its own data on the CPU: leave out {', '.join(given)}")
     _check_device(options.device)

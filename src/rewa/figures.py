@@ -1,6 +1,6 @@
 """The theory in pictures. Needs matplotlib (``pip install 'rewa[plot]'``).
 
-Colours are Okabe and Ito's, told apart by the colour-blind, and every line has a style of its own for print in black.
+Colours are those of :mod:`rewa.palette`, and every line has a style of its own for print in black.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from rewa import theory
 from rewa.files import write_atomically
+from rewa.palette import BLUE, COLORS, GREEN, INK, ORANGE, PINK, RED, method_look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["FIGURES", "FORMATS", "clipping", "draw_run", "geometry", "regularizer", "save"]
 
 FORMATS = (".png", ".svg", ".pdf")
-BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def clipping(p: float = 0.5, u: float = 0.2) -> Figure:
                 "",
                 (0, 0),
                 (0, cost.approximation_error),
-                arrowprops={"arrowstyle": "<->", "color": BLACK, "shrinkA": 0, "shrinkB": 0},
+                arrowprops={"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0},
             )
             axes.annotate(f"error {cost.approximation_error:.2f}", (0.0, 0.05), (0.3, 0.05), va="center")
             axes.set(
@@ -137,7 +137,7 @@ def clipping(p: float = 0.5, u: float = 0.2) -> Figure:
 def regularizer() -> Figure:
     """The implicit penalty for several settings, and the gradient that holds a weight against it (Theorem 3.3)."""
     settings = [
-        (9, 1, 0.0, BLACK, "-"),
+        (9, 1, 0.0, INK, "-"),
         (9, 2, 0.0, BLUE, "--"),
         (9, 4, 0.0, GREEN, "-."),
         (9, 8, 0.0, RED, (0, (5, 1))),
@@ -169,6 +169,10 @@ def _scaled(penalty: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.nd
     return np.asarray((penalty(x) - low) / (one - low))
 
 
+def _color(method: str) -> str:
+    return COLORS[method_look(method).color]
+
+
 def draw_run(run: Training) -> Figure:
     """A setting beside its rivals: penalty, the gradient that holds a weight, and what the run does to one without.
 
@@ -181,12 +185,12 @@ def draw_run(run: Training) -> Figure:
         (
             f"this setting{' with SGD' if run.optimizer == 'adamw' else ''}",
             lambda x: theory.regularizer(x, run.K, run.M, run.eps),
-            {"color": RED, "linewidth": 2.6},
+            {"color": _color("rewa"), "linewidth": 2.6},
         ),
-        ("$\\ell_1$", np.abs, {"color": BLACK, "linestyle": "-"}),
-        ("$\\ell_{1/2}$", lambda x: 2 * np.sqrt(x), {"color": BLUE, "linestyle": "--"}),
-        ("SCAD", lambda x: theory.scad(x, lam=flat) / flat, {"color": GREEN, "linestyle": "-."}),
-        ("MCP", lambda x: theory.mcp(x, lam=flat) / flat, {"color": ORANGE, "linestyle": ":"}),
+        ("$\\ell_1$", np.abs, {"color": _color("l1"), "linestyle": "-"}),
+        ("$\\ell_{1/2}$", lambda x: 2 * np.sqrt(x), {"color": _color("half"), "linestyle": "--"}),
+        ("SCAD", lambda x: theory.scad(x, lam=flat) / flat, {"color": _color("scad"), "linestyle": "-."}),
+        ("MCP", lambda x: theory.mcp(x, lam=flat) / flat, {"color": _color("mcp"), "linestyle": ":"}),
     ]
     with _figure(12, 3.9, 3) as (figure, (left, middle, right)):
         for label, penalty, line in penalties:
@@ -205,7 +209,7 @@ def draw_run(run: Training) -> Figure:
         middle.grid(alpha=0.25)
         steps = np.unique(np.linspace(0, run.steps, 2000).astype(int))
         log_size = np.array([-run.shrinkage(int(step)) for step in steps]) / math.log(10)
-        right.plot(steps / run.steps_per_epoch, log_size, color=RED, linewidth=2.6)
+        right.plot(steps / run.steps_per_epoch, log_size, color=_color("rewa"), linewidth=2.6)
         ticks = range(0, math.floor(log_size[-1]) - 1, -max(1, math.ceil(-log_size[-1] / 7)))
         right.set_yticks(ticks, [f"$10^{{{tick}}}$" for tick in ticks])
         right.set(title="a weight that gets no gradient", xlabel="epoch", ylabel="|x|, of its start")

@@ -187,7 +187,7 @@ def check_deployed(folder):
     """Each row is the first seed's choice of a cell, and its bytes are those of that model, cut and packed."""
     rows = json.loads((folder / "models.json").read_text())["deployed"]
     (comparison,) = compare(read([folder / "runs"]))
-    choices = {(entry.label, each): entry.table[each].choices[0] for entry in comparison.entries for each in (2.0, 20.0)}
+    choices = {(entry.label, each): entry.table[each].chosen[0] for entry in comparison.entries for each in (2.0, 20.0)}
     assert {(row["method"], row["compression"]) for row in rows} == set(choices)
     for row in rows:
         choice = choices[row["method"], row["compression"]]

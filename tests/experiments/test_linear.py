@@ -171,3 +171,13 @@ def test_the_quick_version_writes_everything(study, tmp_path):
         runs = json.loads((tmp_path / "fig2d.json").read_text())["trained"]
         assert len(runs) == 8
         assert all(len(entry["runs"]) == 2 for entry in runs)
+    # Drawn again from the records, without training: the same numbers, tables and pictures.
+    before = {path: path.read_bytes() for path in written if path.stem not in ("overhead", "synthetic")}
+    again = study.run(tmp_path, How(quick=True, trained=True))
+    assert set(again) == set(before)
+    assert {path: path.read_bytes() for path in again} == before
+
+
+def test_there_is_nothing_to_draw_again_without_a_record(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no .*fig2a\.json"):
+        FIG2A.run(tmp_path, How(trained=True))

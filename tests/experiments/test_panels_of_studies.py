@@ -75,7 +75,7 @@ def runs(least, **given):
 
 def ends(lines):
     """The labels of the lines, and the counts in which they start and end."""
-    return [(series.label, series.points[0].y, series.points[-1].y) for series in lines.series]
+    return [(series.label, series.marks[0].y, series.marks[-1].y) for series in lines.series]
 
 
 def test_fig2a_shows_both_forms_beside_sgd_l1_and_the_lasso():
@@ -112,14 +112,14 @@ def test_lines_have_a_point_and_a_band_at_each_threshold():
     lines = weights_left("title", [("some", runs(100)), ("few", [made(counts=(count,) * 9) for count in (0, 0, 6)])], 1000)
     assert (lines.x, lines.y, lines.x_log, lines.y_log, lines.y_range) == ("threshold", "weights left", True, True, (0, 1000))
     some, few = lines.series
-    assert [point.x for point in some.points] == list(THRESHOLDS)
-    for index, point in enumerate(some.points):
+    assert [point.x for point in some.marks] == list(THRESHOLDS)
+    for index, point in enumerate(some.marks):
         mean = 100 + 50 * (8 - index)
         assert point.y == mean
         assert (point.low, point.high) == pytest.approx((mean - math.sqrt(18), mean + math.sqrt(18)))
-    assert some.points[1].says == ("above 5e-07: 450.0 ± 4.2", "by seed: 447, 453")
+    assert some.marks[1].says == ("above 5e-07: 450.0 ± 4.2", "by seed: 447, 453")
     # Mean 2, and a deviation of sqrt(12) that would reach below zero.
-    assert {(point.y, point.low, round(point.high, 3)) for point in few.points} == {(2.0, 0.0, 5.464)}
+    assert {(point.y, point.low, round(point.high, 3)) for point in few.marks} == {(2.0, 0.0, 5.464)}
 
 
 def test_the_table_beside_the_lines():
@@ -202,7 +202,7 @@ def test_the_moves_show_measured_and_predicted_shares_of_each_form(success):
             setting for form in ("tied", "pair") for setting in ((True, False, None), (False, True, form))
         ]
         for form, measured, predicted in zip(("tied", "pair"), lines.series[::2], lines.series[1::2], strict=True):
-            for value, point, prediction in zip(values, measured.points, predicted.points, strict=True):
+            for value, point, prediction in zip(values, measured.marks, predicted.marks, strict=True):
                 centre = Column(K=9, M=4, lr=study.lr, weight_decay=study.weight_decay, form=form, loss=design.loss)
                 column = replace(centre, **{field: value})
                 assert (point.x, prediction.x) == (value, value)

@@ -20,7 +20,7 @@ from rewa.experiments.regression.designs import DESIGNS, SparseModel, score
 from rewa.experiments.regression.study import REGRESSION, REGRESSION_SEEDS, Regression
 from rewa.experiments.regression.tables import lead, to_panels
 from rewa.experiments.result import How
-from rewa.report.panels import to_markdown
+from rewa.report.markdown import to_markdown
 from rewa.terminal import Stages
 
 RESULTS = Path(__file__).parent.parent.parent / "results"

@@ -19,14 +19,16 @@ def report(tmp_path_factory, plausible, half_way):
 
 
 def lines(page):
-    return page.locator("figure[data-comparison] path.line")
+    return page.locator("figure[data-panel] path.line")
 
 
 def test_shows_what_was_found(visit, report):
     page = visit(report)
-    assert page.locator("h1").inner_text() == "3 methods on digits: test accuracy against compression"
+    assert re.fullmatch(r"ReWA leads l1 by \d+\.\d points at \d+x", page.locator("h1").inner_text())
+    subject = page.locator("figure[data-panel] .subject").inner_text()
+    assert subject == "digits: test accuracy against compression, 3 methods"
     assert lines(page).count() == 3
-    assert page.locator("figure[data-comparison] path.band").count() == 3
+    assert page.locator("figure[data-panel] path.band").count() == 3
     assert page.locator("#training path.line:not(.faint)").count() == 2
     assert page.locator("#layers rect.bar").count() == 4
     assert page.locator("#histogram rect.bar").count() > 20
@@ -53,7 +55,7 @@ def test_zoom(visit, report):
     before = lines(page).last.get_attribute("d")
     page.get_by_role("button", name="all", exact=True).click()
     heights = [float(y) for y in re.findall(r",([\d.-]+)", lines(page).last.get_attribute("d"))]
-    box = page.locator("figure[data-comparison] .plot svg").first.get_attribute("viewBox")
+    box = page.locator("figure[data-panel] .plot svg").first.get_attribute("viewBox")
     assert lines(page).last.get_attribute("d") != before
     assert max(heights) < float(box.split()[3])  # the collapsed points, too, are inside
     assert max(float(y) for y in re.findall(r",([\d.-]+)", before)) > float(box.split()[3])
@@ -63,7 +65,9 @@ def test_tooltip(visit, report):
     page = visit(report)
     tip = page.locator("#tip")
     assert not tip.is_visible()
-    page.locator("figure[data-comparison] .plot svg g circle").nth(6).hover()
+    page.locator("figure[data-panel] .plot svg g").filter(has=page.locator("path.marker")).nth(0).locator("path.marker").nth(
+        6
+    ).hover()
     text = tip.inner_text()
     assert text.startswith("rewa")
     for part in ("± ", "at least 10x", "n = 3 seeds", "(seed 2)", "strength"):
@@ -74,7 +78,7 @@ def test_tooltip(visit, report):
 
 def test_arrow_keys_walk_along_the_points(visit, report):
     page = visit(report)
-    page.locator("figure[data-comparison] .plot svg").first.focus()
+    page.locator("figure[data-panel] .plot svg").first.focus()
     page.keyboard.press("ArrowRight")
     assert "at least 1x" in page.locator("#tip").inner_text()
     page.keyboard.press("ArrowRight")
@@ -96,7 +100,7 @@ def test_select_changes_the_run(visit, report):
     assert bars() != before
     assert "digits-dense-0.3-s0" in page.locator("#training figcaption").inner_text()
     assert page.locator("#training path.line").last.get_attribute("d") != curve
-    page.locator("#quantity").select_option("compression")
+    page.locator("#training").get_by_role("button", name="compression").click()
     assert page.locator("#training path.line:not(.faint)").count() == 1
     page.locator("#run").select_option(label="digits-l1-2.5-s0 (running)")
     assert page.locator("#layers rect.bar").count() == 0
@@ -108,7 +112,7 @@ def test_select_changes_the_run(visit, report):
 def test_fits_the_screen(visit, report, viewport, overflow):
     page = visit(report, viewport)
     assert overflow(page) == 0
-    page.locator("figure[data-comparison] .plot svg g circle").last.hover()
+    page.locator("figure[data-panel] .plot svg path.marker").last.hover()
     assert page.locator("#tip").is_visible()
     page.locator("details").evaluate_all("all => all.forEach((each) => { each.open = true; })")
     assert overflow(page) == 0
@@ -116,7 +120,7 @@ def test_fits_the_screen(visit, report, viewport, overflow):
 
 def test_charts_follow_the_width(visit, report, overflow):
     page = visit(report)
-    chart = page.locator("figure[data-comparison] .plot svg").first
+    chart = page.locator("figure[data-panel] .plot svg").first
     wide = chart.get_attribute("viewBox")
     page.set_viewport_size(PHONE)
     page.wait_for_function("before => document.querySelector('.plot svg').getAttribute('viewBox') !== before", arg=wide)
@@ -138,22 +142,28 @@ def test_prints_everything_in_light_colours(visit, report):
     page = visit(report, color_scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not page.locator(".zoom").is_visible()
+    assert not any(each.is_visible() for each in page.locator(".zoom").all())
     assert page.pdf(format="A4").startswith(b"%PDF")
     assert page.evaluate("getComputedStyle(document.querySelector('.tall .scroll')).maxHeight") == "none"
 
 
 def test_many_methods_and_two_recipes(visit, tmp_path, plausible, overflow):
-    """Of 23 methods seven have a colour each and the rest is grey until it is pointed at; a loss stands beside an accuracy."""
+    """Of 23 methods three stand out and the rest is grey until it is pointed at; a loss stands beside an accuracy."""
     names = [f"method-{index}" for index in range(23)]
     plausible(tmp_path / "runs", names, seeds=1)
     plausible(tmp_path / "runs" / "more", ("dense", "rewa"), seeds=1, recipe="text", metric="loss")
     page = visit(write(tmp_path / "runs", tmp_path / "report.html", figures=False)[0], PHONE)
-    first = page.locator("figure[data-comparison='0']")
+    first = page.locator("figure[data-panel='0']")
     strokes = [path.get_attribute("stroke") for path in first.locator(".line").all()]
     assert len(strokes) == 23
-    assert len({stroke for stroke in strokes if stroke != "var(--other)"}) == strokes.count("var(--other)") - 9 == 7
-    assert page.locator("figure[data-comparison='1'] path.line").count() == 2
+    assert strokes.count("var(--other)") == first.locator(".line.muted").count() == 20
+    grey = first.locator(".legend button.muted").first
+    grey.hover()
+    strokes = [path.get_attribute("stroke") for path in first.locator(".line").all()]
+    assert strokes.count("var(--other)") == 19
+    assert first.locator(".line:not(.dim)").count() == 1
+    page.locator("h1").hover()
+    assert page.locator("figure[data-panel='1'] path.line").count() == 2
     assert "2 comparisons" in page.locator("h1").inner_text()
     first.get_by_role("button", name="hide all").click()
     assert first.locator("path.line").count() == 0

@@ -9,8 +9,12 @@ import re
 import numpy as np
 import pytest
 
-from rewa.report.panels import Axis, Cell, Heat, Lines, Point, Series, Table, draw, to_csv, to_html, to_markdown, write
-from rewa.report.panels.look import STOPS, color, extents, ink, looks
+from rewa.report.figure import draw
+from rewa.report.files import publish, study_page
+from rewa.report.look import STOPS, color, extents, ink, looks
+from rewa.report.markdown import to_csv, to_markdown
+from rewa.report.page import to_html
+from rewa.report.panel import Axis, Cell, Heat, Lines, Mark, Series, Table
 
 PHONE = {"width": 360, "height": 740}
 KS, MS = (3, 5, 7, 9, 11, 13), (0, 2, 4, 6, 8, 10)
@@ -77,8 +81,8 @@ def sparsity_lines():
             y = level * max(0.0, 1 - (math.log10(threshold) + 7) / reach) ** 3
             sd = 0.3 * y + 2 * rng.random()
             y = round(y, 1)
-            points.append(Point(x=threshold, y=y, low=y - sd, high=y + sd, says=("5 seeds",)))
-        return Series(label=label, points=points)
+            points.append(Mark(x=threshold, y=y, low=y - sd, high=y + sd, says=("5 seeds",)))
+        return Series(label=label, marks=points)
 
     return Lines(
         title="Weights above a threshold",
@@ -110,10 +114,10 @@ def share_lines():
         for x in (10.0**e for e in np.arange(-5, 0.1, 0.5)):
             got = rng.binomial(20, share(x)) / 20
             error = math.sqrt(got * (1 - got) / 20)
-            points.append(Point(x=x, y=got, low=got - error, high=got + error, says=(f"{20 * got:.0f} of 20 runs",)))
-        fine = [Point(x=10.0**e, y=share(10.0**e)) for e in np.linspace(-5, 0, 41)]
-        series.append(Series(label=f"K = {K}, measured", points=points, bars=True))
-        series.append(Series(label=f"K = {K}, predicted", points=fine, dashed=True, markers=False, of=f"K = {K}, measured"))
+            points.append(Mark(x=x, y=got, low=got - error, high=got + error, says=(f"{20 * got:.0f} of 20 runs",)))
+        fine = [Mark(x=10.0**e, y=share(10.0**e)) for e in np.linspace(-5, 0, 41)]
+        series.append(Series(label=f"K = {K}, measured", marks=points, bars=True))
+        series.append(Series(label=f"K = {K}, predicted", marks=fine, dashed=True, markers=False, of=f"K = {K}, measured"))
     return Lines(
         title="Successes against the initial scale",
         caption="Error bars: one standard error of a share of 20 runs. Dashed: what the theory predicts.",
@@ -164,8 +168,8 @@ def test_text_can_be_read_on_every_colour():
 
 
 def one_line(*ys, **changes):
-    points = [Point(x=index + 1, y=y) for index, y in enumerate(ys)]
-    return Lines(**{"title": "t", "caption": "", "x": "x", "y": "y", "series": [Series(label="a", points=points)]} | changes)
+    points = [Mark(x=index + 1, y=y) for index, y in enumerate(ys)]
+    return Lines(**{"title": "t", "caption": "", "x": "x", "y": "y", "series": [Series(label="a", marks=points)]} | changes)
 
 
 def test_a_zero_has_a_place_on_a_logarithmic_axis():
@@ -176,17 +180,18 @@ def test_a_zero_has_a_place_on_a_logarithmic_axis():
 
 
 def test_a_band_that_almost_reaches_zero_does_not_stretch_a_logarithmic_axis():
-    points = [Point(x=1, y=10, low=1e-9, high=20), Point(x=2, y=100, low=-50, high=150)]
-    _, y = extents(one_line(series=[Series(label="a", points=points)], y_log=True))
+    points = [Mark(x=1, y=10, low=1e-9, high=20), Mark(x=2, y=100, low=-50, high=150)]
+    _, y = extents(one_line(series=[Series(label="a", marks=points)], y_log=True))
     assert 0.5 < y.low < 1
     assert y.high > 150
 
 
 def test_a_prediction_has_the_colour_of_what_it_predicts():
-    numbers, dashes = zip(*looks(share_lines()), strict=True)
-    assert numbers == (0, 0, 1, 1, 2, 2)
-    assert dashes[::2] == ((), (), ())
-    assert len({*dashes[1::2]} - {()}) == 3
+    found = looks(share_lines())
+    assert [look.color for look in found] == [0, 0, 1, 1, 2, 2]
+    assert [look.marker for look in found[::2]] == [look.marker for look in found[1::2]]
+    assert [look.dash for look in found[::2]] == [(), (), ()]
+    assert len({look.dash for look in found[1::2]} - {()}) == 3
 
 
 @pytest.mark.parametrize(
@@ -196,8 +201,8 @@ def test_a_prediction_has_the_colour_of_what_it_predicts():
         (lambda: loss_map(overlay=[[0.0] * 5] * 6), "overlay of"),
         (lambda: loss_map(low=2.0), "cannot go from 2.0 to 2.0"),
         (lambda: loss_map(low=0.0, log=True), "cannot go from 0.0 to 2.0"),
-        (lambda: one_line(series=[Series(label="a", points=[])] * 2), "the same label"),
-        (lambda: one_line(series=[Series(label="a", points=[], of="b")]), "is called 'b'"),
+        (lambda: one_line(series=[Series(label="a", marks=[])] * 2), "the same label"),
+        (lambda: one_line(series=[Series(label="a", marks=[], of="b")]), "is called 'b'"),
         (lambda: one_line(1.0, -1.0, y_log=True), "no place for a negative value"),
         (lambda: Table(title="t", caption="", header=["a", "b"], rows=[["1"]]), "must have 2 cells"),
         (lambda: draw([settings_table()]), "nothing to draw"),
@@ -264,8 +269,8 @@ def test_markdown_of_a_heat_map():
 
 def test_markdown_of_lines():
     series = [
-        Series(label="a", points=[Point(x=1, y=2.0, low=1.5, high=2.5), Point(x=1000, y=math.nan)]),
-        Series(label="b", points=[Point(x=2, y=7.0), Point(x=1000, y=12345.0)], dashed=True),
+        Series(label="a", marks=[Mark(x=1, y=2.0, low=1.5, high=2.5), Mark(x=1000, y=math.nan)]),
+        Series(label="b", marks=[Mark(x=2, y=7.0), Mark(x=1000, y=12345.0)], dashed=True),
     ]
     lines = to_markdown([one_line(series=series, reference=((1.0, "Bayes loss"),))]).splitlines()
     assert lines[2:7] == [
@@ -284,19 +289,19 @@ def test_csv_has_every_number():
     assert [len(found[panel.title]) for panel in lifelike()] == [36, 30, 45, 3 * 11 + 3 * 41 + 1, 2]
     for row, cell in zip(found["Test loss by K and M"], [cell for cells in loss_map().cells for cell in cells], strict=True):
         assert row["value"] == ("" if cell.value is None else repr(float(cell.value)))
-    first, point = found["Weights above a threshold"][0], sparsity_lines().series[0].points[0]
+    first, point = found["Weights above a threshold"][0], sparsity_lines().series[0].marks[0]
     assert [float(first[key]) for key in ("x", "value", "low", "high")] == [point.x, point.y, point.low, point.high]
 
 
 def test_write_gives_the_same_files_again(tmp_path):
     given = {"title": "A page", "lead": "What was found.", "panels": lifelike(), "provenance": MADE}
-    paths = write(tmp_path / "new", "fig1", **given)
+    paths = publish(tmp_path / "new", "fig1", **given)
     assert [path.name for path in paths] == ["fig1.html", "fig1.md", "fig1.csv", "fig1.png", "fig1.svg"]
     assert sorted(paths) == sorted((tmp_path / "new").iterdir())
     before = [path.read_bytes() for path in paths]
-    assert [path.read_bytes() for path in write(tmp_path / "new", "fig1", **given)] == before
+    assert [path.read_bytes() for path in publish(tmp_path / "new", "fig1", **given)] == before
     assert paths[1].read_text().startswith("# A page\n\nWhat was found.\n\n### Test loss")
-    only = write(tmp_path / "table", "t", **given | {"panels": [settings_table()]})
+    only = publish(tmp_path / "table", "t", **given | {"panels": [settings_table()]})
     assert [path.suffix for path in only] == [".html", ".md", ".csv"]
 
 
@@ -307,16 +312,16 @@ def odd():
     cells = [[Cell(value=nan, text=nasty, says=(nasty,)), Cell(value=inf, text="inf", mark="<"), Cell(value=None, text="none")]]
     axes = {"x": Axis(label=nasty, values=(1, nasty, inf)), "y": Axis(label=nasty, values=(nan,))}
     points = [
-        Point(x=1, y=1),
-        Point(x=2, y=nan),
-        Point(x=3, y=0, low=nan, high=inf),
-        Point(x=4, y=inf),
-        Point(x=5, y=2, low=-1),
+        Mark(x=1, y=1),
+        Mark(x=2, y=nan),
+        Mark(x=3, y=0, low=nan, high=inf),
+        Mark(x=4, y=inf),
+        Mark(x=5, y=2, low=-1),
     ]
     series = [
-        Series(label=nasty, points=[*points, Point(x=nan, y=1), Point(x=inf, y=2)]),
-        Series(label="empty", points=[]),
-        Series(label="not one", points=[Point(x=1, y=nan)], bars=True),
+        Series(label=nasty, marks=[*points, Mark(x=nan, y=1), Mark(x=inf, y=2)]),
+        Series(label="empty", marks=[]),
+        Series(label="not one", marks=[Mark(x=1, y=nan)], bars=True),
     ]
     lines = {"caption": nasty, "x": nasty, "y": nasty, "reference": ((1.0, nasty), (1.01, "near"))}
     return [
@@ -328,7 +333,7 @@ def odd():
 
 
 def test_page_holds_no_markup_that_was_handed_over():
-    page = to_html("<i>title</i>", "<i>lead</i>", odd(), provenance={"command": "<i>", "value": math.nan})
+    page = to_html(study_page("<i>title</i>", "<i>lead</i>", odd(), provenance={"command": "<i>", "value": math.nan}))
     assert "<i>" not in page
     assert "<b>" not in page
     assert page.count("</script>") == 2
@@ -346,7 +351,7 @@ def test_odd_values_can_be_drawn():
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("panels") / "page.html"
-    path.write_text(to_html("A title", "What was found.", lifelike(), provenance=MADE))
+    path.write_text(to_html(study_page("A title", "What was found.", lifelike(), provenance=MADE)))
     return path
 
 
@@ -477,7 +482,7 @@ def test_dark_mode(visit, page):
 
 def test_odd_values_do_not_break_the_page(visit, tmp_path, overflow):
     path = tmp_path / "odd.html"
-    path.write_text(to_html("odd", "", odd(), provenance={}))
+    path.write_text(to_html(study_page("odd", "", odd(), provenance={})))
     page = visit(path, PHONE)
     assert page.locator("b", has_text="bold").count() == 0
     assert overflow(page) == 0

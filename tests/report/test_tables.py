@@ -8,12 +8,32 @@ import statistics
 
 import pytest
 
+from rewa.palette import GREY, method_look
 from rewa.record import scan
 from rewa.report import compare, read, to_markdown, write
-from rewa.report.figure import BANDS, COLORS, draw, leaders, top_range
-from rewa.report.page import page
+from rewa.report import comparison as built
+from rewa.report.comparison import points_csv, table_csv, to_plain
+from rewa.report.figure import draw
+from rewa.report.findings import finding, message, prominent, top_range
+from rewa.report.page import to_html
 from rewa.report.tables import ladder
-from rewa.report.text import finding, points_csv, table_csv, to_plain
+
+
+def page(comparisons, problems=()):
+    """The page as text."""
+    return to_html(built.page(comparisons, problems))
+
+
+def payload(comparisons):
+    """What the script of the page draws, with what is written once put in its place."""
+    data = json.loads(page(comparisons).split('id="data">')[1].split("</script>")[0])
+    options = [option for pick in data["picks"] for option in pick["options"]]
+    for chart in [*data["panels"], *(panel for option in options for panel in option["panels"])]:
+        for one in chart.get("series", ()):
+            one |= data["shared"][one["look"]]
+            if "xs" in one:
+                one["xs"] = data["shared"][one["xs"]]
+    return data
 
 
 @pytest.fixture
@@ -39,7 +59,7 @@ def test_validation_chooses_and_test_is_read(comparisons, made):
     (comparison,) = comparisons(weak, strong)
     table = entry(comparison, "rewa").table
     assert {c: cell.mean for c, cell in table.items()} == {1: 70.0, 2: 60.0, 5: 60.0, 10: 60.0}
-    assert table[10].choices[0].run.strength == 0.2
+    assert table[10].chosen[0].run.strength == 0.2
 
 
 def test_a_more_compressed_point_may_stand_for_a_less_compressed_one(comparisons, made):
@@ -96,8 +116,8 @@ def test_a_model_without_weights_is_never_chosen(comparisons, made):
     rewa = entry(comparison, "rewa")
     assert list(rewa.table) == [1, 2]
     assert rewa.table[1].mean == 79.0
-    assert rewa.deployed.choices == ()
-    json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])
+    assert rewa.deployed.chosen == ()
+    payload([comparison])
     finite, empty = csv.DictReader(points_csv([comparison]).splitlines())
     assert (finite["prunable_compression"], empty["prunable_compression"]) == ("2.0", "inf")
 
@@ -213,7 +233,7 @@ def test_deployed_is_the_smallest_that_keeps_the_metric(comparisons, made):
     rewa = entry(comparison, "rewa").deployed
     assert (rewa.file_bytes, rewa.dense_bytes, rewa.cell.mean, rewa.cell.prunable) == (400, 4400, 72.0, 5.0)
     assert entry(comparison, "l1").deployed.file_bytes == 900
-    assert entry(comparison, "str").deployed.choices == ()
+    assert entry(comparison, "str").deployed.chosen == ()
 
 
 def test_finding_names_the_furthest_compression_that_keeps_the_metric(comparisons, made):
@@ -346,16 +366,18 @@ def test_text_from_records_cannot_leave_its_place(comparisons, made):
     text = page(compared, [nasty])
     assert "<script>alert" not in text
     assert text.count("<script") == 2
-    payload = json.loads(text.split('id="data">')[1].split("</script>")[0])
-    assert nasty in {run["method"] for run in payload["runs"]}
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert any(option["group"].endswith(nasty) for option in data["picks"][0]["options"])
 
 
 def test_training_curves_are_thinned_and_it_is_said(comparisons, made):
     (comparison,) = comparisons(made(epochs=1001))
     text = page([comparison])
-    (run,) = json.loads(text.split('id="data">')[1].split("</script>")[0])["runs"]
-    epochs = run["curve"]["epoch"]
-    assert len(epochs) == len(run["curve"]["train_loss"]) == 200
+    (option,) = payload([comparison])["picks"][0]["options"]
+    curve = option["panels"][0]["series"][0]
+    epochs = curve["xs"]
+    assert curve["label"] == "train loss"
+    assert len(epochs) == len(curve["ys"]) == 200
     assert (epochs[0], epochs[-1]) == (1, 1001)
     assert "thinned to 200 epochs" in text
     assert "thinned" not in page(comparisons(made("l1", epochs=3))[:1])
@@ -365,24 +387,94 @@ def test_of_many_methods_the_nearest_to_the_front_are_drawn_in_colour(comparison
     """Ten methods, each a tenth of a point behind the one before; one reaches no further than 1x and is far behind there."""
     records = [made(method=f"m{number}", points=[(1000, 90.0, 90.0 - 0.1 * number), (100, 85.0, 87.0)]) for number in range(9)]
     (comparison,) = comparisons(*records, made(method="a", points=[(1000, 60.0, 60.0)]))
-    assert leaders(comparison) == [f"m{number}" for number in range(BANDS)]
-    lines = {line.get_label(): line.get_color() for line in draw([comparison]).axes[0].get_lines()}
-    assert lines["a"] == lines["m8"] == "#aaaaaa"
-    assert "#aaaaaa" not in [lines[f"m{number}"] for number in range(BANDS)]
-    assert len({lines[f"m{number}"] for number in range(7)}) == 7
+    assert prominent(comparison) == ["m0", "m1", "m2"]
+    lines = {line.get_label(): line for line in draw([built.lines(comparison)]).axes[0].get_lines()}
+    grey = {label for label, line in lines.items() if line.get_color() == GREY}
+    assert grey == {"a", *(f"m{number}" for number in range(3, 9))}
+    assert {lines[label].get_linewidth() for label in grey} == {0.9}
+    assert {lines[label].get_linewidth() for label in lines.keys() - grey} == {2.0}
+
+
+def test_the_best_rewa_and_the_two_strongest_others_stand_out(comparisons, made):
+    """Wherever ReWA is, its best is in colour; other forms of it are not, and the methods beside it are two."""
+    scores = {"gmp": 92.0, "gmp+ham": 91.0, "l1": 90.0, "rewa": 85.0, "rewa-annealed": 86.0, "dense": 80.0}
+    (comparison,) = comparisons(*(made(name, points=[(1000, 95.0, test)]) for name, test in scores.items()))
+    assert prominent(comparison) == ["gmp", "gmp+ham", "rewa-annealed"]
+    shown = {one.label: one for one in built.lines(comparison).series}
+    assert {label for label, one in shown.items() if not one.muted} == {"gmp", "gmp+ham", "rewa-annealed"}
+    axes = draw([built.lines(comparison)]).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()][:3] == ["gmp", "gmp+ham", "rewa-annealed"]
+    assert len(axes.collections) == 0, "one seed has no band"
+
+
+def test_a_method_looks_alike_whatever_is_beside_it(comparisons, made):
+    """The marker and the colour of l1 are the same alone, among two and among ten, in front and at the end."""
+    found = []
+    for others in ([], ["rewa"], [f"m{number}" for number in range(9)]):
+        records = [made(name, points=[(1000, 95.0, 80.0 + place)]) for place, name in enumerate([*others, "l1"])]
+        (comparison,) = comparisons(*(record | {"recipe": record["recipe"] | {"note": len(others)}} for record in records))[-1:]
+        (chart,) = payload([comparison])["panels"]
+        (line,) = [one for one in chart["series"] if one["label"] == "l1"]
+        found.append((line["color"], line["marker"], line["full"]))
+        assert not line["muted"]
+    assert set(found) == {(method_look("l1").color, method_look("l1").marker, method_look("l1").full)}
 
 
 def test_who_leads_at_most_compressions_is_drawn_in_colour_wherever_it_ends(comparisons, made):
     """A mask leads from 1x to 5x and falls apart at 10x, where all others go on."""
     others = [made(method=f"m{number}", points=[(100, 87.0, 87.0)]) for number in range(9)]
     (comparison,) = comparisons(*others, made(method="mask", points=[(200, 91.0, 91.0), (100, 50.0, 50.0)]))
-    assert leaders(comparison)[0] == "mask"
+    assert prominent(comparison)[0] == "mask"
+
+
+def repeated_runs(made, **tests):
+    """Each method with its test metrics, one for each seed."""
+    return [
+        made(name.replace("_", "+"), seed=seed, points=[(200, 90.0, value)])
+        for name, values in tests.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ({"gmp": (90.0, 90.2), "l1": (88.0, 88.2), "dense": (70, 70)}, "GMP leads l1 by 2.0 points at 5x"),
+        ({"gmp_ham": (90.0, 90.2), "rewa": (90.1, 89.8)}, "GMP with HAM's step and ReWA are level at 5x, within the spread"),
+        # The lead is as wide as the seeds differ: nobody leads.
+        (
+            {"gmp": (91.0, 89.0), "rewa": (89.5, 87.5), "l1": (90.9, 88.9)},
+            "GMP, ReWA and 1 more are level at 5x, within the spread",
+        ),
+        (
+            {"gmp": (90.0, 90.2), "l1": (88.0, 88.2), "rewa": (85.1, 85.1)},
+            "GMP leads l1 by 2.0 points at 5x; the best ReWA is 5.0 points behind",
+        ),
+        ({"rewa-annealed_gmp": (90.0, 90.2), "l1": (88.0, 88.2)}, "Annealed ReWA with GMP leads l1 by 2.0 points at 5x"),
+        ({"gmp": (90.0,), "rewa": (89.0,)}, "GMP leads ReWA by 1.0 points at 5x (one seed)"),
+        ({"gmp": (90.0, 90.2)}, "GMP has 90.10 % at 5x"),
+        # A single seed that is ahead may be luck.
+        ({"gmp": (90.0, 90.2), "l1": (99.0,), "rewa": (88.0, 88.2)}, "GMP leads ReWA by 2.0 points at 5x"),
+    ],
+)
+def test_the_title_says_who_leads_or_that_nobody_does(comparisons, made, tests, said):
+    (comparison,) = comparisons(*repeated_runs(made, **tests))
+    assert message(comparison) == said
+    assert built.lines(comparison).message == said
+    assert draw([built.lines(comparison)]).axes[0].get_title(loc="left").replace("\n", " ") == said
+    assert f"<h1>{said}</h1>".replace("'", "&#x27;") in page([comparison])
+
+
+def test_the_title_of_a_loss_has_no_points(comparisons, made):
+    runs = [made(name, metric="loss", points=[(200, 1.0, value)]) for name, value in {"gmp": 0.5, "rewa": 0.75}.items()]
+    (comparison,) = comparisons(*runs)
+    assert message(comparison) == "GMP leads ReWA by 0.25 at 5x (one seed)"
 
 
 def cells_of(comparison):
     """The first table of the page: a row of cells for each method."""
     table = page([comparison]).split("<tbody>")[1].split("</tbody>")[0]
-    return {re.search(r">([^<]+)<small", row)[1]: row.split("<td>")[2:] for row in table.split("</tr>") if "<td>" in row}
+    return {re.search(r">([^<]+)</span><small", row)[1]: row.split("<td>")[2:] for row in table.split("</tr>") if "<td>" in row}
 
 
 def test_bold_is_the_best_mean_of_repeated_runs_and_all_that_print_alike(comparisons, made):
@@ -417,25 +509,19 @@ def test_rows_and_lines_of_the_page_are_sorted_best_first(comparisons, made):
     scores = {"a": 70.0, "b": 90.0, "c": 80.0, "dense": 60.0}
     (comparison,) = comparisons(*(made(name, points=[(1000, 95.0, test)]) for name, test in scores.items()))
     assert list(cells_of(comparison)) == ["b", "c", "a", "dense"]
-    data = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])
-    assert [one["label"] for one in data["comparisons"][0]["series"]] == ["b", "c", "a", "dense"]
+    assert [one["label"] for one in payload([comparison])["panels"][0]["series"]] == ["b", "c", "a", "dense"]
 
 
 def test_no_two_coloured_lines_share_a_colour(comparisons, made):
     """Of 16 methods those in front have the colours, one each, and the rest is grey."""
-    (comparison,) = comparisons(*(made(f"m{number:02}", points=[(1000, 95.0, 90.0 - number)]) for number in range(16)))
-    (chart,) = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])["comparisons"]
+    names = ["rewa-annealed+gmp", "gmp+ham", "gmp", "l1", "dense", *(f"m{number:02}" for number in range(11))]
+    (comparison,) = comparisons(*(made(name, points=[(1000, 95.0, 90.0 - place)]) for place, name in enumerate(names)))
+    (chart,) = payload([comparison])["panels"]
     coloured = [one for one in chart["series"] if not one["muted"]]
-    assert [one["label"] for one in coloured] == [f"m{number:02}" for number in range(len(COLORS))]
-    assert len({one["style"] % len(COLORS) for one in coloured}) == len(COLORS) == BANDS
-    (comparison,) = comparisons_of(comparison, 3)
-    (chart,) = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])["comparisons"]
+    assert [one["label"] for one in coloured] == names[:3]
+    assert len({one["color"] for one in coloured}) == 3
+    (chart,) = payload(compare([run for run in comparison.runs if run.method in names[:3]]))["panels"]
     assert not any(one["muted"] for one in chart["series"])
-
-
-def comparisons_of(comparison, count):
-    """The same with its first methods only."""
-    return compare([run for run in comparison.runs if int(run.method[1:]) < count])
 
 
 def test_the_page_opens_on_the_run_that_its_first_sentence_is_about(comparisons, made):
@@ -445,13 +531,13 @@ def test_the_page_opens_on_the_run_that_its_first_sentence_is_about(comparisons,
         made("l1", points=points), made("rewa", points=[(100, 80.0, 80.0), (10, 40.0, 40.0)]), made("gmp", points=points[:1])
     )
     assert finding(comparison).startswith("At 10x")
-    data = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])
-    assert data["runs"][data["start"]]["method"] == "l1"
+    (pick,) = payload([comparison])["picks"]
+    assert pick["options"][pick["start"]]["group"] == "l1"
 
 
 def test_a_method_without_a_point_has_no_line_and_no_legend(comparisons, made):
     (comparison,) = comparisons(made("l1"), made("rewa", points=[(500, 80.0, math.nan)]))
-    (chart,) = json.loads(page([comparison]).split('id="data">')[1].split("</script>")[0])["comparisons"]
+    (chart,) = payload([comparison])["panels"]
     assert [one["label"] for one in chart["series"]] == ["l1"]
 
 

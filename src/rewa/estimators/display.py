@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone
 
-from rewa import figures
 from rewa.estimators.model import LinearModel
 from rewa.estimators.standardized import Standardized
+from rewa.palette import COLORS, DASHES, GREY, INK, MUTED, SOFT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,10 +21,6 @@ __all__ = ["ReWAPathDisplay"]
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-# Told apart by the colour-blind, and the second round of colours by its dashes.
-COLORS = (figures.BLUE, figures.RED, figures.GREEN, figures.PINK, figures.ORANGE, figures.SKY, "#555555")
-DASHES: tuple[tuple[float, ...], ...] = ((), (6, 3), (2, 2.5), (8, 3, 2, 3))
-INK, SOFT, MUTED, GREY = "#1B2026", "#5B6570", "#7C93AB", "#C9CED3"
 NAMED = 10  # features with a name at the end of their line
 LONGEST = 28  # characters of a name
 

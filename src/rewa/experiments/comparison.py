@@ -22,7 +22,7 @@ from rewa.files import write_atomically
 from rewa.methods.rewa import ReWA
 from rewa.record import provenance
 from rewa.report import Comparison, Run
-from rewa.report.tables import Choice, choose
+from rewa.report.tables import Chosen, choose
 from rewa.train.job import Job, load_data
 from rewa.train.sweep import Sweep, run_jobs
 
@@ -124,14 +124,13 @@ class SweepResult(Result):
         found = self._published(runs)
         paths = report.write([run.folder / "record.json" for run in found], out / "report.html")
         numbers = {
-            **provenance(),
             "recipe": self.sweep.recipe.settings(),
             "methods": [one if isinstance(one, str) else asdict(one) for one in self.sweep.methods],
             "seeds": self.sweep.seeds,
             "commits_of_runs": sorted({run.commit for run in found}),
             "comparisons": [_numbers(comparison) for comparison in report.compare(found)],
         }
-        write_atomically(out / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False))
+        _keep(out / "numbers.json", numbers)
         measured, lines = _models(out), []
         if self.table:
             comparison = _only(runs, found)
@@ -161,6 +160,20 @@ class SweepResult(Result):
             lines += [*shrinkage.to_markdown(measured.shrinkage), ""]
         write_atomically(out / "table.md", "\n".join(lines))
         return [*paths, out / "numbers.json", out / "table.md"]
+
+
+def _keep(path: Path, numbers: dict[str, Any]) -> None:
+    """Write numbers with their origin, unless they are there already: what only draws them again did not make them."""
+    origin = provenance()
+
+    def told(record: dict[str, Any]) -> dict[str, Any]:
+        """All but the origin and the words that describe the recipe."""
+        recipe = {key: value for key, value in record.get("recipe", {}).items() if key != "line"}
+        return {key: value for key, value in record.items() if key not in origin} | {"recipe": recipe}
+
+    known = json.loads(path.read_text()) if path.exists() else {}
+    if told(known) != told(json.loads(json.dumps(numbers, allow_nan=False))):
+        write_atomically(path, json.dumps({**origin, **numbers}, indent=1, allow_nan=False))
 
 
 @dataclass(frozen=True)
@@ -205,7 +218,7 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
                     "validation": choice.point.validation(comparison.metric),
                     "test": choice.test,
                 }
-                for choice in cell.choices
+                for choice in cell.chosen
             ]
             rows.append(
                 {"method": entry.label, "compression": compression, "mean": cell.mean, "sd": cell.sd, "n": cell.n}
@@ -214,11 +227,11 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
     smallest = [
         {
             "method": entry.label,
-            "seeds": len(entry.deployed.choices),
+            "seeds": len(entry.deployed.chosen),
             "of": entry.deployed.seeds,
-            "file_bytes": entry.deployed.file_bytes if entry.deployed.choices else None,
-            "dense_bytes": entry.deployed.dense_bytes if entry.deployed.choices else None,
-            "test": entry.deployed.cell.mean if entry.deployed.choices else None,
+            "file_bytes": entry.deployed.file_bytes if entry.deployed.chosen else None,
+            "dense_bytes": entry.deployed.dense_bytes if entry.deployed.chosen else None,
+            "test": entry.deployed.cell.mean if entry.deployed.chosen else None,
         }
         for entry in comparison.entries
     ]
@@ -298,7 +311,7 @@ def _chosen(comparison: Comparison, compressions: Sequence[float], within: float
     for compression in compressions:
         worth: dict[str, list[tuple[float, Run]]] = {}
         for run in comparison.runs:
-            if run.seed == 0 and (choice := choose((Choice(run, point) for point in run.curve), compression)):
+            if run.seed == 0 and (choice := choose((Chosen(run, point) for point in run.curve), compression)):
                 value = comparison.sign * choice.point.validation(comparison.metric)
                 worth.setdefault(comparison.labels[str(run.folder)], []).append((value, run))
         best = max((value for pairs in worth.values() for value, _ in pairs), default=math.nan)

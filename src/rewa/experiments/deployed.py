@@ -14,8 +14,9 @@ from rewa.deploy.inference import accelerate, median_ms
 from rewa.deploy.packed import save_packed
 from rewa.deploy.surgery import shrink
 from rewa.report import Comparison, Run
-from rewa.report.tables import Choice
-from rewa.report.text import markdown_table, ratio, size
+from rewa.report.findings import ratio, size
+from rewa.report.markdown import markdown_table
+from rewa.report.tables import Chosen
 from rewa.train.data import Data
 from rewa.train.evaluate import calibration, cut_at
 from rewa.train.job import build_model
@@ -42,7 +43,7 @@ class Deployed:
     dense_ms: float
 
 
-def deploy(choice: Choice, recipe: Recipe, data: Data, *, rounds: int = 25) -> dict[str, Any]:
+def deploy(choice: Chosen, recipe: Recipe, data: Data, *, rounds: int = 25) -> dict[str, Any]:
     """Bytes and milliseconds of one model, beside those of the same network before the cut.
 
     Args:
@@ -102,7 +103,7 @@ def deploy_cells(
     for entry in comparison.entries:
         for compression in compressions:
             if cell := entry.table.get(compression):
-                choice = cell.choices[0]
+                choice = cell.chosen[0]
                 key = choice.run.name, choice.run.commit, choice.point.threshold
                 if key not in known and has_weights(choice.run):
                     named = {"run": key[0], "commit": key[1], "threshold": key[2], **deploy(choice, recipe, data)}

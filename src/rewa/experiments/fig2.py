@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rewa.experiments.linear import KAPPA, THRESHOLDS, PaperStudy, Score, mean_sd
 from rewa.lockstep import Column
 from rewa.presets import SYNTHETIC
-from rewa.report.panels import Lines, Panel, Point, Series, Table
+from rewa.report.panel import Lines, Mark, Panel, Series, Table
 
 __all__ = ["FIG2A", "FIG2B", "FIG2C", "FIG2D", "Fig2", "table", "weights_left"]
 
@@ -43,19 +43,27 @@ class Fig2(PaperStudy):
             table([*tied, *pair[: len(pair) - len(rivals)], *extra]),
         ]
 
+    def message(self, trained: Mapping[Column, Sequence[Score]], lasso: Sequence[Score]) -> str:
+        """Which settings find the true weight, and no other, in every run."""
+        named = [(label, trained[column]) for label, column in [*self.settings, *self.pairs()]]
+        named += [("Lasso", lasso)] if lasso else []
+        sure = [label for label, scores in named if all(score.recovered for score in scores)]
+        if len(sure) < 2:
+            who = f"only one, {sure[0]}," if sure else "none"
+            return f"Of {len(named)} settings {who} recovers the one true weight, and no other, in every run"
+        return (
+            f"{len(sure)} of {len(named)} settings recover the one true weight, and no other, in every run: {'; '.join(sure)}"
+        )
 
-def weights_left(
-    title: str, series: Sequence[tuple[str, Sequence[Score]]], d: int, *, beside: Mapping[str, str] | None = None
-) -> Lines:
+
+def weights_left(title: str, series: Sequence[tuple[str, Sequence[Score]]], d: int) -> Lines:
     """Weights above each threshold.
 
     Args:
         title: Title of the panel.
         series: Labels and the runs of each.
         d: Number of weights.
-        beside: Labels that are drawn dashed in the colour of another.
     """
-    beside = beside or {}
     return Lines(
         title=title,
         caption=f"Weights above a threshold, of {d:,}; mean of {len(series[0][1])} seeds, band: one standard deviation.",
@@ -64,20 +72,24 @@ def weights_left(
         x_log=True,
         y_log=True,
         y_range=(0, d),
-        series=[
-            Series(label=label, points=_points(scores), dashed=label in beside, of=beside.get(label))
-            for label, scores in series
-        ],
+        series=[Series(label=label, marks=_marks(scores), method=_method(label)) for label, scores in series],
     )
 
 
-def _points(scores: Sequence[Score]) -> list[Point]:
+def _method(label: str) -> str | None:
+    """The method that a line stands for, None where the lines are settings of one."""
+    if label.startswith(("SGD-l1", "Lasso", "ReWA")):
+        return label
+    return "SGD-l1" if label.endswith(", l1") else None
+
+
+def _marks(scores: Sequence[Score]) -> list[Mark]:
     shown = []
     for index, threshold in enumerate(THRESHOLDS):
         counts = [score.counts[index] for score in scores]
         mean, sd = mean_sd(counts)
         says = (f"above {threshold:g}: {mean:,.1f} ± {sd:,.1f}", f"by seed: {', '.join(map(str, counts))}")
-        shown.append(Point(x=threshold, y=mean, low=max(mean - sd, 0.0), high=mean + sd, says=says))
+        shown.append(Mark(x=threshold, y=mean, low=max(mean - sd, 0.0), high=mean + sd, says=says))
     return shown
 
 

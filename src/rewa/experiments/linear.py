@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ from rewa.files import write_atomically
 from rewa.lockstep import Column, fit
 from rewa.presets import SYNTHETIC
 from rewa.record import provenance
-from rewa.report import panels
-from rewa.report.panels import Panel
+from rewa.report import files
+from rewa.report.panel import Panel
 
 __all__ = [
     "FORMS",
@@ -33,10 +33,13 @@ __all__ = [
     "PaperStudy",
     "Score",
     "as_numbers",
+    "from_numbers",
     "lasso_scores",
     "mean_sd",
     "publish",
+    "read_record",
     "score",
+    "to_score",
     "train",
 ]
 
@@ -177,7 +180,8 @@ def publish(
     title: str,
     lead: str,
     shown: Sequence[Panel],
-    numbers: Mapping[str, Any],
+    numbers: Mapping[str, Any] | None,
+    message: str = "",
     columns: int | None = None,
 ) -> list[Path]:
     """Write figures, page and tables of a study, and ``NAME.json`` with the numbers behind them and their origin.
@@ -188,14 +192,21 @@ def publish(
         title: What the page says at its top.
         lead: The sentence below.
         shown: The panels.
-        numbers: The numbers.
+        numbers: The numbers; None if the record has them already, which is then left as it is.
+        message: What was found, in a sentence.
         columns: Panels side by side in the figure.
     """
     origin = provenance()
     record = out / f"{name}.json"
-    write_atomically(record, json.dumps(_finite({**origin, **numbers}), allow_nan=False))
-    files = panels.write(out, name, title=title, lead=lead, panels=shown, provenance=origin, columns=columns)
-    return [*files, record]
+    if numbers is None:
+        kept = json.loads(record.read_text())
+        origin = {key: kept[key] for key in origin if key in kept}
+    else:
+        write_atomically(record, json.dumps(_finite({**origin, **numbers}), allow_nan=False))
+    written = files.publish(
+        out, name, title=title, message=message, lead=lead, panels=shown, provenance=origin, columns=columns
+    )
+    return [*written, record]
 
 
 def _finite(value: Any) -> Any:
@@ -205,6 +216,35 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_record(out: Path, name: str) -> dict[str, Any]:
+    """What an earlier run of a study left, to draw it again.
+
+    Args:
+        out: The folder.
+        name: Of the files.
+    """
+    record = out / f"{name}.json"
+    if not record.exists():
+        raise ValueError(f"there is no {record}, from which --trained would draw: leave out --trained")
+    found: dict[str, Any] = json.loads(record.read_text())
+    return found
+
+
+def from_numbers(found: Iterable[Mapping[str, Any]]) -> dict[Column, list[Score]]:
+    """Every run by its setting, from a record: the inverse of :func:`as_numbers`.
+
+    Args:
+        found: The runs of the record.
+    """
+    return {Column(**each["setting"]): [to_score(run) for run in each["runs"]] for each in found}
+
+
+def to_score(run: Mapping[str, Any]) -> Score:
+    """A score of a record, with NaN for what JSON has no number for."""
+    values: dict[str, Any] = {field.name: math.nan if run[field.name] is None else run[field.name] for field in fields(Score)}
+    return Score(**values | {"counts": tuple(run["counts"])})
 
 
 def as_numbers(trained: Mapping[Column, Sequence[Score]]) -> list[dict[str, Any]]:
@@ -227,6 +267,7 @@ class PaperStudy(Result):
         seeds: Runs of each setting.
     """
 
+    redraws: ClassVar[bool] = True
     quick: bool = True
     n: int = 2000
     d: int = 10_000
@@ -244,6 +285,10 @@ class PaperStudy(Result):
     def panels(self, trained: Mapping[Column, Sequence[Score]], lasso: Sequence[Score]) -> list[Panel]:
         """What is shown."""
 
+    @abstractmethod
+    def message(self, trained: Mapping[Column, Sequence[Score]], lasso: Sequence[Score]) -> str:
+        """What was found, in a sentence."""
+
     def lead(self) -> str:
         """What was done, in a sentence."""
         return (
@@ -258,6 +303,9 @@ class PaperStudy(Result):
     def run(self, out: Path, how: How) -> list[Path]:
         """Train what the figure needs and write it."""
         study = self.small() if how.quick else self
+        if how.trained:
+            record = read_record(out, study.name)
+            return study.write(out, from_numbers(record["trained"]), [to_score(run) for run in record["lasso"]], again=True)
         trained, lasso = study.trained(study.columns(), how, lasso=study.lasso)
         return study.write(out, trained, lasso)
 
@@ -279,11 +327,21 @@ class PaperStudy(Result):
                 how.progress.advance(1)
         return trained, scores
 
-    def write(self, out: Path, trained: Mapping[Column, Sequence[Score]], lasso: Sequence[Score]) -> list[Path]:
-        """Write the figure from what was trained."""
+    def write(
+        self, out: Path, trained: Mapping[Column, Sequence[Score]], lasso: Sequence[Score], *, again: bool = False
+    ) -> list[Path]:
+        """Write the figure from what was trained; its record only if it is not drawn again from that."""
         mine = {column: trained[column] for column in self.columns()}
         scores = lasso if self.lasso else ()
         settings = {"n": self.n, "d": self.d, "epochs": self.epochs, "thresholds": THRESHOLDS}
         numbers = {**settings, "trained": as_numbers(mine), "lasso": [asdict(score) for score in scores]}
         shown = self.panels(mine, scores)
-        return publish(out, self.name, title=self.title, lead=self.lead(), shown=shown, numbers=numbers)
+        return publish(
+            out,
+            self.name,
+            title=self.title,
+            message=self.message(mine, scores),
+            lead=self.lead(),
+            shown=shown,
+            numbers=None if again else numbers,
+        )

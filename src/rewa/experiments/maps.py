@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from rewa.experiments import designs
 from rewa.experiments.designs import Design
-from rewa.experiments.linear import Score, lasso_scores, mean_sd, publish, score
+from rewa.experiments.linear import Score, lasso_scores, mean_sd, publish, read_record, score, to_score
 from rewa.experiments.result import How, Result
 from rewa.lockstep import Column, fit
-from rewa.report.panels import Axis, Cell, Heat, Panel, Table
+from rewa.report.panel import Axis, Cell, Heat, Panel, Table
 
 __all__ = ["MAPS", "Maps"]
 
@@ -44,6 +44,7 @@ class Maps(Result):
         sizes: Numbers of true weights, of value 1 and -1 in turn.
     """
 
+    redraws: ClassVar[bool] = True
     line: str = "tied and pair ReWA, SGD-l1 and Lasso over noise, number of true weights and correlation"
     quick: bool = True
     n: int = 500
@@ -62,6 +63,14 @@ class Maps(Result):
         """Train and score every method at every place."""
         study = replace(self, n=100, d=100, seeds=2, epochs=10, noises=(1.0,), sizes=(1, 5)) if how.quick else self
         places = [(rho, noise, size) for rho in study.rhos for noise in study.noises for size in study.sizes]
+        if how.trained:
+            record = read_record(out, "maps")["places"]
+            kept = {(each["rho"], each["noise"], each["true_weights"]): each for each in record}
+            recorded = {
+                place: {name: [to_score(run) for run in runs] for name, runs in kept[place]["methods"].items()}
+                for place in places
+            }
+            return study.write(out, recorded, {place: kept[place]["strengths"] for place in places}, again=True)
         how.progress.stage(
             f"{len(METHODS)} methods at {len(places)} places, {study.seeds} data sets each", len(places) * study.seeds
         )
@@ -74,22 +83,53 @@ class Maps(Result):
                     results[place][method].append(found)
                 chosen[place].append(strengths)
                 how.progress.advance(1)
+        return study.write(out, results, chosen)
+
+    def write(
+        self,
+        out: Path,
+        results: Mapping[Place, Mapping[str, Sequence[Score]]],
+        chosen: Mapping[Place, Sequence[Mapping[str, float]]],
+        *,
+        again: bool = False,
+    ) -> list[Path]:
+        """Write the maps from what was trained; their record only if they are not drawn again from that."""
         taken = [strength for strengths in chosen.values() for each in strengths for strength in each.values()]
-        edges = (study.strengths[0], study.strengths[-1])
+        edges = (self.strengths[0], self.strengths[-1])
         ends, total = sum(any(math.isclose(strength, edge) for edge in edges) for strength in taken), len(taken)
-        title = "Where ReWA, SGD with l1 and the lasso stand"
         lead = (
-            f"{study.n} samples of {study.d:,} features, {study.seeds} data sets for each place. ReWA (K = {study.K}, M = "
-            f"{study.M}) and SGD-l1 take the best of {len(study.strengths)} strengths, multiples of the noise, on a fifth of "
+            f"{self.n} samples of {self.d:,} features, {self.seeds} data sets for each place. ReWA (K = {self.K}, M = "
+            f"{self.M}) and SGD-l1 take the best of {len(self.strengths)} strengths, multiples of the noise, on a fifth of "
             "the samples and train again on all; the lasso chooses by five folds. An end of the grid was chosen in "
             f"{ends} of {total} cases."
         )
-        settings = {key: value for key, value in asdict(study).items() if key not in ("line", "quick")}
+        settings = {key: value for key, value in asdict(self).items() if key not in ("line", "quick")}
         numbers = {
             "settings": settings,
-            "places": [{**study.numbers(place, results[place]), "strengths": chosen[place]} for place in places],
+            "places": [{**self.numbers(place, found), "strengths": chosen[place]} for place, found in results.items()],
         }
-        return publish(out, "maps", title=title, lead=lead, shown=study.panels(results), numbers=numbers, columns=4)
+        return publish(
+            out,
+            "maps",
+            title="Where ReWA, SGD with l1 and the lasso stand",
+            message=self.message(results),
+            lead=lead,
+            shown=self.panels(results),
+            numbers=None if again else numbers,
+            columns=4,
+        )
+
+    def message(self, results: Mapping[Place, Mapping[str, Sequence[Score]]]) -> str:
+        """Who has the best mean F1 at how many places; a tie counts for all."""
+        wins = dict.fromkeys(METHODS, 0)
+        for (_, _, size), found in results.items():
+            means = {method: mean_sd(f1(score, size) for score in scores)[0] for method, scores in found.items()}
+            for method, mean in means.items():
+                wins[method] += math.isclose(mean, max(means.values()))
+        (first, most), *others = sorted(wins.items(), key=lambda pair: -pair[1])
+        rest = "".join(f", {method} at {count}" for method, count in others if count)
+        tied = " (ties count for all)" if sum(wins.values()) > len(results) else ""
+        return f"{first[0].upper()}{first[1:]} has the best F1 at {most} of {len(results)} places{rest}{tied}"
 
     def columns(self, noise: float) -> dict[str, list[Column]]:
         """The settings of the methods by SGD."""

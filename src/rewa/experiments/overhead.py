@@ -133,7 +133,7 @@ class Overhead(Result):
             out: The folder of the result.
             how: ``workers`` are the threads of torch; timings want the machine to themselves.
         """
-        from rewa.report import panels
+        from rewa.report.files import publish
 
         study = replace(self, n=100, d=200, rounds=3) if how.quick else self
         threads = torch.get_num_threads()
@@ -144,7 +144,7 @@ class Overhead(Result):
             torch.set_num_threads(threads)
         origin, record = provenance(), out / "overhead.json"
         write_atomically(record, json.dumps({**origin, **numbers}, indent=1, allow_nan=False))
-        written = panels.write(
+        written = publish(
             out,
             "overhead",
             title="What a step of ReWA costs",
@@ -211,7 +211,7 @@ class Overhead(Result):
         Args:
             numbers: What was measured.
         """
-        from rewa.report.panels import Table
+        from rewa.report.panel import Table
 
         rows = []
         for name, row in numbers["variants"].items():

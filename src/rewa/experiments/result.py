@@ -49,12 +49,11 @@ class Result(ABC):
 
     Attributes:
         trains_networks: Whether a device and a folder of data mean anything for it; a study of linear models draws its data.
-            Runs of networks are always kept.
-        from_record: Whether one without networks can be written again from its record, too.
+        redraws: Whether it can be drawn again from its own record, without training.
     """
 
     trains_networks: ClassVar[bool] = False
-    from_record: ClassVar[bool] = False
+    redraws: ClassVar[bool] = False
 
     line: str
     quick: bool = False

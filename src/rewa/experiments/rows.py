@@ -288,7 +288,7 @@ class Rows(Result):
             out: The folder of the result; its record is also what a later call resumes from.
             how: ``workers`` are the processes, one thread each.
         """
-        from rewa.report import panels
+        from rewa.report.files import publish
 
         study = replace(self, shares=(0.5,), seeds=1) if how.quick else self
         record, trials = out / "rows.json", study.trials(quick=how.quick)
@@ -304,7 +304,7 @@ class Rows(Result):
                 how.progress.advance()
         if not done:
             raise ValueError(f"{record} holds no run yet: leave out --trained")
-        written = panels.write(
+        written = publish(
             out,
             "rows",
             title="The README's calls in a loop of one's own",
@@ -323,7 +323,7 @@ class Rows(Result):
         Args:
             runs: What was trained.
         """
-        from rewa.report.panels import Table
+        from rewa.report.panel import Table
 
         shown = []
         for task, base in dict.fromkeys((run["task"], run["base"]) for run in runs):

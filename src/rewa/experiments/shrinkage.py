@@ -10,7 +10,7 @@ import torch
 
 from rewa.experiments.deployed import TRAINED
 from rewa.report import Run
-from rewa.report.text import markdown_table
+from rewa.report.markdown import markdown_table
 from rewa.sparsity import prunable
 from rewa.theory import decay_budget
 from rewa.train.data import Data

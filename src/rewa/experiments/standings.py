@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from rewa.palette import is_rewa
 from rewa.report import Comparison
-from rewa.report.tables import Cell, Entry
-from rewa.report.text import markdown_table, ratio
+from rewa.report.findings import ratio
+from rewa.report.markdown import markdown_table
+from rewa.report.tables import Cell
 
 __all__ = ["leads", "standings"]
 
@@ -45,7 +47,7 @@ def leads(comparison: Comparison, compressions: Sequence[float]) -> list[str]:
         there = [(entry, entry.table[each]) for entry in repeated if each in entry.table]
         ours, others = (
             max(
-                (pair for pair in there if _is_rewa(pair[0]) is rewa),
+                (pair for pair in there if is_rewa(pair[0].method) is rewa),
                 key=lambda pair: comparison.sign * statistics.fmean(_scores(pair[1], "validation").values()),
                 default=None,
             )
@@ -64,15 +66,11 @@ def leads(comparison: Comparison, compressions: Sequence[float]) -> list[str]:
     return markdown_table(header, rows)
 
 
-def _is_rewa(entry: Entry) -> bool:
-    return any(part.startswith("rewa") for part in entry.method.split("+"))
-
-
 def _scores(cell: Cell, split: str) -> dict[int, float]:
     """The metric of a cell's choices, by seed."""
     if split == "test":
-        return {choice.run.seed: choice.test for choice in cell.choices}
-    return {choice.run.seed: choice.point.validation(choice.run.metric) for choice in cell.choices}
+        return {choice.run.seed: choice.test for choice in cell.chosen}
+    return {choice.run.seed: choice.point.validation(choice.run.metric) for choice in cell.chosen}
 
 
 def _spread(scores: dict[int, float], signed: bool = False) -> str:

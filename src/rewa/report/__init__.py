@@ -1,8 +1,7 @@
-"""Reports: the records of runs as tables, figures and one page that needs no network. Nothing here trains."""
+"""Reports: records and studies as panels, and panels as a page that needs no network, figures and text. Nothing here trains."""
 
 from rewa.record import Run, read
-from rewa.report.page import write
+from rewa.report.comparison import to_markdown, to_plain, write
 from rewa.report.tables import Comparison, compare
-from rewa.report.text import to_markdown, to_plain
 
 __all__ = ["Comparison", "Run", "compare", "read", "to_markdown", "to_plain", "write"]

@@ -1,5 +1,5 @@
 "use strict";
-// What every page of charts shares. The page's own script comes after it.
+// The charts of a page, each drawn into its place from what Python wrote into #data. page.js wires them up.
 const charts = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const tip = document.getElementById("tip");
@@ -19,23 +19,15 @@ const charts = (() => {
     node.append(...children);
     return node;
   };
-  const color = (style) => `var(--c${style % 7})`;
-  const dash = (style) => data.dashes[Math.floor(style / 7) % data.dashes.length] || null;
-  const marker = (style, x, y, fill = color(style), size = 3.6) => {
-    const s = size, path = (d) => svg("path", { d, fill });
-    switch (style % 5) {
-      case 0: return svg("circle", { cx: x, cy: y, r: s, fill });
-      case 1: return path(`M${x - s},${y - s}h${2 * s}v${2 * s}h${-2 * s}z`);
-      case 2: return path(`M${x},${y - 1.35 * s}l${1.35 * s},${1.35 * s}l${-1.35 * s},${1.35 * s}l${-1.35 * s},${-1.35 * s}z`);
-      case 3: return path(`M${x},${y - 1.25 * s}l${1.2 * s},${2.2 * s}h${-2.4 * s}z`);
-      default: return path(`M${x},${y + 1.25 * s}l${1.2 * s},${-2.2 * s}h${-2.4 * s}z`);
-    }
-  };
-  const swatch = (style, line = dash(style), marked = true, stroke = color(style)) => svg("svg", { width: 30, height: 12, "aria-hidden": "true" },
-    svg("line", { x1: 1, x2: 29, y1: 6, y2: 6, stroke, "stroke-width": 2.2, "stroke-dasharray": line }),
-    ...(marked ? [marker(style, 15, 6, stroke)] : []));
-  // The colour of a line: grey for one that has none of its own, until it is pointed at.
-  const stroke = (one) => one.muted ? "var(--other)" : color(one.style);
+  // The colour of a line: grey for one that is there for comparison, until it is pointed at.
+  const stroke = (one) => one.muted ? "var(--other)" : `var(--c${one.color})`;
+  const marker = (one, x, y, size = one.muted ? 2.7 : 3.7) => svg("path", {
+    class: "marker", d: data.markers[one.marker], transform: `translate(${x.toFixed(1)},${y.toFixed(1)}) scale(${size})`,
+    fill: one.full ? stroke(one) : "var(--paper)", stroke: stroke(one), "stroke-width": (one.muted ? 1 : 1.5) / size,
+  });
+  const swatch = (one) => svg("svg", { width: 30, height: 12, "aria-hidden": "true" },
+    svg("line", { x1: 1, x2: 29, y1: 6, y2: 6, stroke: stroke(one), "stroke-width": one.muted ? 1.2 : 2.4, "stroke-dasharray": one.dash }),
+    ...(one.markers ? [marker(one, 15, 6)] : []));
   const compact = (value) => {
     if (value === 0) return "0";
     const size = Math.abs(value);
@@ -132,9 +124,9 @@ const charts = (() => {
     for (const point of points) if (point.y === null) all.push([]); else all[all.length - 1].push(point);
     return all.filter((piece) => piece.length);
   };
-  // series: [{style, dash, faint, dim, markers, band, bars, points: [{x, y, low, high}]}], low and high the ends of a band or an
-  // error bar; says(series, point) gives the lines of the tooltip; references: [{y, label}], level lines.
-  const lineChart = (host, { x, y, series, says, label, phase, references = [] }) => {
+  // series: [{color, marker, full, dash, faint, muted, dim, markers, bars, points: [{x, y, low, high}]}], low and high the ends of
+  // a band or an error bar; says(series, point) gives the lines of the tooltip; references: [{y, label}], level lines.
+  const lineChart = (host, { x, y, series, says, label, shade, references = [] }) => {
     const width = Math.max(280, host.clientWidth), narrow = width < 560;
     const height = Math.round(Math.min(460, Math.max(290, width * 0.46)));
     const ticks = (axis, room) => axis.log ? [...(axis.zero ? [0] : []), ...logTicks([axis.zero || axis.domain[0], axis.domain[1]], room)] : linearTicks(axis.domain, room);
@@ -142,7 +134,7 @@ const charts = (() => {
     const longest = Math.max(...yTicks.map((tick) => y.format(tick).length), 2);
     const left = 14 + 7.2 * longest, right = width - 14, top = 30, bottom = height - 46;
     const px = scale(x, left + 8, right - 6), py = scale(y, bottom, top);
-    const xTicks = ticks(x, (right - left) / (x.log ? 42 : 70)).filter(x.whole ? Number.isInteger : () => true);
+    const xTicks = ticks(x, (right - left) / (x.log ? 42 : 70));
     const clip = `clip${clips++}`;
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": label });
     root.append(svg("clipPath", { id: clip }, svg("rect", { x: left, y: top - 5, width: right - left + 5, height: bottom - top + 10 })));
@@ -156,18 +148,18 @@ const charts = (() => {
     }
     root.append(svg("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }),
       fitted(y.label, width, { class: "title", x: 2, y: 14 }),
-      fitted(narrow && x.short ? x.short : x.label, right, { class: "title", x: right, y: height - 6, "text-anchor": "end" }));
+      fitted(x.label, right, { class: "title", x: right, y: height - 6, "text-anchor": "end" }));
     const inside = svg("g", { "clip-path": `url(#${clip})` });
     root.append(inside);
-    if (phase) {
-      const from = px(phase.from), to = px(x.domain[1]);
+    if (shade) {
+      const from = px(shade.from), to = px(x.domain[1]);
       inside.append(svg("rect", { class: "phase", x: from, y: top, width: Math.max(0, to - from), height: bottom - top }));
-      root.append(svg("text", { x: Math.min(from + 6, right - 60), y: top + 12 }, phase.label));
+      root.append(svg("text", { x: Math.min(from + 6, right - 60), y: top + 12 }, shade.label));
     }
     const low = (point) => py(point.low ?? point.y), high = (point) => py(point.high ?? point.y);
     const spread = (points) => points.some((point) => point.low !== point.high);
     for (const one of series) {
-      if (!one.band) continue;
+      if (one.bars || one.muted) continue;
       for (const points of pieces(one.points).filter(spread)) {
         const edge = (end, some) => some.map((point) => `${px(point.x)},${end(point)}`).join("L");
         inside.append(svg("path", { class: `band${one.dim ? " dim" : ""}`, fill: stroke(one), d: `M${edge(high, points)}L${edge(low, [...points].reverse())}Z` }));
@@ -185,7 +177,7 @@ const charts = (() => {
       if (!one.points.some((point) => point.y !== null)) continue;
       const d = pieces(one.points).map((points) => "M" + points.map((point) => `${px(point.x).toFixed(1)},${py(point.y).toFixed(1)}`).join("L")).join("");
       const put = (...nodes) => one.muted ? inside.prepend(...nodes) : inside.append(...nodes);  // grey lies below colour
-      put(svg("path", { class: `line${one.faint ? " faint" : ""}${one.dim ? " dim" : ""}`, d, stroke: one.faint ? null : stroke(one), "stroke-dasharray": one.dash ?? null }));
+      put(svg("path", { class: `line${one.faint ? " faint" : ""}${one.muted ? " muted" : ""}${one.dim ? " dim" : ""}`, d, stroke: one.faint ? null : stroke(one), "stroke-dasharray": one.dash ?? null }));
       if (one.faint) continue;
       const marks = svg("g", one.dim ? { class: "dim" } : {});
       for (const point of one.points) {
@@ -197,7 +189,7 @@ const charts = (() => {
           const [from, to] = [low(point), high(point)];
           marks.append(svg("path", { class: "whisker", stroke: stroke(one), d: `M${at.x - 4},${from}h8M${at.x - 4},${to}h8M${at.x},${from}V${to}` }));
         }
-        if (one.markers || one.points.length === 1) marks.append(marker(one.style, at.x, at.y, stroke(one)));
+        if (one.markers || one.points.length === 1) marks.append(marker(one, at.x, at.y));
       }
       put(marks);
     }
@@ -232,61 +224,139 @@ const charts = (() => {
     host.replaceChildren(root);
   };
 
-  // Draws again when the width changes; a chart is as wide as its place, so that text keeps its size.
-  const responsive = (host, draw) => {
-    let width = host.clientWidth;
-    new ResizeObserver(() => {
-      if (host.clientWidth !== width) { width = host.clientWidth; draw(); }
-    }).observe(host);
-    draw();
+  // ---- heat map ----------------------------------------------------------------------------------------------------
+
+  const CELL = 96, STRIP = 0.3;
+  const wide = (text, size) => text.length * size * 0.58;
+  // Lines of text in the middle of a box, as large as fits; nothing where it would not be read.
+  const boxed = (lines, fill, x, y, width, height, most) => {
+    const longest = lines.reduce((a, b) => a.length >= b.length ? a : b, "");
+    const size = Math.min(most, (width - 4) / Math.max(wide(longest, 1), 0.1), (height - 3) / (1.25 * Math.max(lines.length, 1)));
+    if (!lines.length || size < 7) return [];
+    return lines.map((line, index) => svg("text", {
+      class: "inside", x: x + width / 2, y: y + height / 2 + 1.2 * size * (index - (lines.length - 1) / 2) + 0.35 * size, "text-anchor": "middle",
+      style: `font-size:${size.toFixed(1)}px${fill ? `;fill:${fill}` : ""}`,
+    }, line));
+  };
+  const heatChart = (host, chart) => {
+    const width = Math.max(260, host.clientWidth), rows = chart.y.ticks.length, columns = chart.x.ticks.length;
+    const longest = Math.max(...chart.y.ticks.map((tick) => tick.length), 1);
+    const left = Math.min(14 + 7.2 * longest, 0.35 * width), top = 26;
+    const across = Math.min(CELL, (width - left - 2) / columns), down = Math.max(chart.overlay === null ? 38 : 48, Math.min(64, 0.72 * across));
+    const right = left + across * columns, bottom = top + down * rows;
+    // Numbers that have no place are left out; words are set aslant.
+    const most = Math.max(...chart.x.ticks.map((tick) => wide(tick, 12)), 1), stride = Math.ceil((most + 6) / across);
+    const aslant = chart.x.words && stride > 1, room = (left + across / 2) / 0.82;
+    const height = bottom + 46 + (aslant ? 0.57 * Math.min(most, room) : 0);
+    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": `${chart.title}. The numbers are in the table below.` });
+    root.append(fitted(chart.y.label, width, { class: "title", x: 2, y: 14 }),
+      fitted(chart.x.label, right, { class: "title", x: right, y: height - 6, "text-anchor": "end" }));
+    chart.y.ticks.forEach((tick, row) => root.append(fitted(tick, left, { x: left - 8, y: top + down * (row + 0.5) + 4, "text-anchor": "end" })));
+    chart.x.ticks.forEach((tick, column) => {
+      const x = left + across * (column + 0.5);
+      if (aslant) root.append(fitted(tick, room, { x, y: bottom + 14, "text-anchor": "end", transform: `rotate(-35 ${x} ${bottom + 14})` }));
+      else if (column % stride === 0) root.append(svg("text", { x, y: bottom + 18, "text-anchor": "middle" }, tick));
+    });
+    const grid = chart.cells.map((cells, row) => cells.map((cell, column) => {
+      // The gap between cells is wider than that above a strip, which thus belongs to its cell.
+      const gap = chart.overlay === null ? 1 : 2;
+      const x = left + across * column + gap, y = top + down * row + gap, w = across - 2 * gap, h = down - 2 * gap;
+      const strip = cell.over ? Math.round(STRIP * h) : 0;
+      if (cell.fill) root.append(svg("rect", { class: "cell", x, y, width: w, height: h - (strip ? strip + 1 : 0), fill: cell.fill }));
+      root.append(...boxed(cell.lines, cell.ink, x, y, w, h - strip, 12.5));
+      if (cell.mark) root.append(svg("text", { class: "inside", x: x + w - 3, y: y + 11, "text-anchor": "end", style: `font-size:10px${cell.ink ? `;fill:${cell.ink}` : ""}` }, cell.mark));
+      if (cell.over) {
+        root.append(svg("rect", { class: "over", x, y: y + h - strip, width: w, height: strip, fill: cell.over.fill }),
+          ...boxed([cell.over.text], cell.over.ink, x, y + h - strip, w, strip, 11));
+      }
+      return cell.says.length ? { row, column, x: x + w / 2, y: y + h / 2, says: () => cell.says } : null;
+    }));
+    const frame = svg("rect", { class: "ring", width: across, height: down, visibility: "hidden" });
+    root.append(frame);
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    explore(root, width, {
+      find: (x, y) => grid[Math.floor((y - top) / down)]?.[Math.floor((x - left) / across)] ?? null,
+      step: (current, key) => {
+        if (!current) return grid.flat().find((target) => target) ?? null;
+        const [dy, dx] = moves[key];
+        for (let row = current.row + dy, column = current.column + dx; grid[row]?.[column] !== undefined; row += dy, column += dx) {
+          if (grid[row][column]) return grid[row][column];
+        }
+        return current;
+      },
+      show: (target, visible) => {
+        frame.setAttribute("x", left + across * target.column);
+        frame.setAttribute("y", top + down * target.row);
+        frame.setAttribute("visibility", visible ? "visible" : "hidden");
+      },
+    });
+    host.replaceChildren(root);
+  };
+  const heatLegend = (legend, chart, index) => {
+    const size = 200, shades = svg("linearGradient", { id: `shades${index}` });
+    chart.stops.forEach((color, at) => shades.append(svg("stop", { offset: at / (chart.stops.length - 1), "stop-color": color })));
+    const bar = svg("svg", { class: "shades", width: size, height: 30, "aria-hidden": "true" }, svg("defs", {}, shades),
+      svg("rect", { width: size, height: 11, rx: 2, fill: `url(#shades${index})` }),
+      ...chart.ends.map((end, at) => svg("text", { x: at * size / 2, y: 26, "text-anchor": ["start", "middle", "end"][at] }, end)));
+    legend.append(element("span", { class: "key" }, bar, chart.label));
+    if (chart.overlay) {
+      const glyph = svg("svg", { width: 26, height: 20, "aria-hidden": "true" },
+        svg("rect", { class: "above", width: 26, height: 13 }), svg("rect", { class: "strip", y: 14, width: 26, height: 6 }));
+      legend.append(element("span", { class: "key" }, glyph, `lower strip: ${chart.overlay}`));
+    }
   };
 
-  // ---- legend ------------------------------------------------------------------------------------------------------
+  // ---- bars --------------------------------------------------------------------------------------------------------
 
-  // A button for each series that hides or shows it; hovering is told, too. Both end in draw().
-  const legendButtons = (legend, series, { label, swatchOf, draw }) => {
-    const hidden = new Set(), buttons = new Map();
-    let every = null;
-    const state = { hidden, buttons, hovered: null };
-    const update = () => {
-      buttons.forEach((button, one) => button.setAttribute("aria-pressed", String(!hidden.has(one))));
-      if (every) every.textContent = hidden.size ? "show all" : "hide all";
-      draw();
-    };
-    for (const one of series) {
-      const button = element("button", { type: "button", "aria-pressed": "true" }, swatchOf(one), one.label);
-      button.addEventListener("click", () => { if (!hidden.delete(one)) hidden.add(one); update(); });
-      const hover = (value) => () => { state.hovered = value; draw(); };
-      button.addEventListener("pointerenter", hover(one));
-      button.addEventListener("pointerleave", hover(null));
-      buttons.set(one, button);
-      legend.append(button);
+  const barChart = (host, chart) => {
+    const width = Math.max(260, host.clientWidth), row = 38;
+    const most = Math.max(...chart.bars.map((bar) => bar.value), 1e-9), fits = Math.floor((width - 150) / 6.6);
+    const root = svg("svg", { viewBox: `0 0 ${width} ${chart.bars.length * row + 4}`, role: "img", "aria-label": chart.title });
+    chart.bars.forEach((bar, index) => {
+      const y = index * row, name = bar.label.length > fits ? `…${bar.label.slice(1 - fits)}` : bar.label;
+      root.append(
+        svg("text", { class: "name", x: 0, y: y + 14 }, name),
+        svg("text", { x: width, y: y + 14, "text-anchor": "end" }, bar.text),
+        svg("rect", { class: "track", x: 0, y: y + 20, width, height: 8, rx: 4 }),
+        svg("rect", { class: "bar", x: 0, y: y + 20, width: bar.value ? Math.max(2, width * bar.value / most) : 0, height: 8, rx: 4 },
+          svg("title", {}, bar.says)));
+    });
+    host.replaceChildren(root);
+  };
+  const histogramChart = (host, chart) => {
+    const edges = data.shared[chart.edges], { counts, cut } = chart, at = cut === null ? null : Math.log10(cut.at);
+    let low = edges[0], high = edges[edges.length - 1];
+    if (at !== null) { low = Math.min(low, at); high = Math.max(high, at); }
+    const width = Math.max(260, host.clientWidth), height = 300, top = 30, bottom = height - 46;
+    const most = Math.max(...counts, 1), ticks = logTicks([1, most * 1.6], 5);
+    const left = 14 + 7.2 * Math.max(...ticks.map((tick) => whole(tick).length)), right = width - 10;
+    const px = scale({ domain: [low, high] }, left, right), py = scale({ log: true, domain: [0.5, most * 1.6] }, bottom, top);
+    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
+    for (const tick of ticks) {
+      root.append(svg("line", { class: "grid", x1: left, x2: right, y1: py(tick), y2: py(tick) }),
+        svg("text", { x: left - 7, y: py(tick) + 4, "text-anchor": "end" }, whole(tick)));
     }
-    legend.setAttribute("role", "group");
-    legend.setAttribute("aria-label", label);
-    if (series.length > 6) {
-      every = element("button", { type: "button" }, "hide all");
-      every.addEventListener("click", () => {
-        if (hidden.size) hidden.clear(); else series.forEach((one) => hidden.add(one));
-        update();
-      });
-      legend.append(every);
+    const gap = px(edges[1]) - px(edges[0]) > 4 ? 1 : 0;
+    counts.forEach((count, index) => {
+      if (!count) return;
+      const from = px(edges[index]), to = px(edges[index + 1]);
+      root.append(svg("rect", { class: "bar", x: from, y: py(count), width: Math.max(0.5, to - from - gap), height: bottom - py(count) },
+        svg("title", {}, `from ${compact(10 ** edges[index])} to ${compact(10 ** edges[index + 1])}: ${whole(count)}`)));
+    });
+    root.append(svg("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }),
+      svg("text", { class: "title", x: 2, y: 14 }, chart.y),
+      svg("text", { class: "title", x: right, y: height - 6, "text-anchor": "end" }, chart.x));
+    for (const tick of linearTicks([low, high], (right - left) / 52).filter(Number.isInteger)) {
+      root.append(svg("line", { class: "axis", x1: px(tick), x2: px(tick), y1: bottom, y2: bottom + 5 }),
+        svg("text", { x: px(tick), y: bottom + 19, "text-anchor": "middle" }, power(tick)));
     }
-    return state;
+    if (at !== null) {
+      const x = px(at), late = x > (left + right) / 2;
+      root.append(svg("line", { class: "mark", x1: x, x2: x, y1: top - 6, y2: bottom }),
+        svg("text", { class: "marktext", x: x + (late ? -7 : 7), y: top + 4, "text-anchor": late ? "end" : "start" }, cut.label));
+    }
+    host.replaceChildren(root);
   };
 
-  // ---- tables ------------------------------------------------------------------------------------------------------
-
-  // A table that goes on beyond the screen says so until its last column is in view.
-  for (const box of document.querySelectorAll(".scroll")) {
-    const hint = element("p", { class: "hint" }, "Scroll sideways for more columns →");
-    box.before(hint);
-    const look = () => { hint.hidden = box.scrollLeft + box.clientWidth >= box.scrollWidth - 4; };
-    box.addEventListener("scroll", look);
-    new ResizeObserver(look).observe(box);
-    look();
-  }
-
-  window.addEventListener("beforeprint", () => { for (const each of document.querySelectorAll("details")) each.open = true; });
-  return { data, svg, element, color, dash, marker, swatch, compact, power, whole, fitted, linearTicks, logTicks, scale, explore, lineChart, legendButtons, responsive, stroke };
+  return { data, svg, element, swatch, compact, power, lineChart, heatChart, heatLegend, barChart, histogramChart };
 })();

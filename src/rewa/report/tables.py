@@ -22,7 +22,7 @@ __all__ = [
     "LINE_STEPS",
     "TABLE_STEPS",
     "Cell",
-    "Choice",
+    "Chosen",
     "Comparison",
     "Deployed",
     "Entry",
@@ -31,8 +31,6 @@ __all__ = [
     "differing",
     "flat",
     "ladder",
-    "ranking",
-    "top_range",
 ]
 
 TABLE_STEPS = (1.0, 2.0, 5.0)
@@ -40,7 +38,7 @@ LINE_STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 
 
 @dataclass(frozen=True)
-class Choice:
+class Chosen:
     """What was chosen for one seed, on validation data."""
 
     run: Run
@@ -57,32 +55,32 @@ class Cell:
     """A method at one compression: mean and standard deviation of the test metric over its seeds."""
 
     compression: float
-    choices: tuple[Choice, ...]
+    chosen: tuple[Chosen, ...]
 
     @property
     def n(self) -> int:
         """Number of seeds."""
-        return len(self.choices)
+        return len(self.chosen)
 
     @property
     def mean(self) -> float:
         """Mean over the seeds."""
-        return statistics.fmean(choice.test for choice in self.choices)
+        return statistics.fmean(choice.test for choice in self.chosen)
 
     @property
     def sd(self) -> float | None:
         """Standard deviation over the seeds, with n - 1; None for one seed."""
-        return _stdev([choice.test for choice in self.choices])
+        return _stdev([choice.test for choice in self.chosen])
 
     @property
     def prunable(self) -> float:
         """Mean compression of the prunable weights at the chosen points."""
-        return statistics.fmean(choice.point.prunable.compression_ratio for choice in self.choices)
+        return statistics.fmean(choice.point.prunable.compression_ratio for choice in self.chosen)
 
     @property
     def model(self) -> float:
         """Mean compression of the whole model at the chosen points."""
-        return statistics.fmean(choice.point.model.compression_ratio for choice in self.choices)
+        return statistics.fmean(choice.point.model.compression_ratio for choice in self.chosen)
 
 
 @dataclass(frozen=True)
@@ -93,13 +91,13 @@ class Deployed:
     behind it by at most ``max_drop``, the one with the smallest file is taken.
     """
 
-    choices: tuple[Choice, ...]
+    chosen: tuple[Chosen, ...]
     seeds: int
 
     @property
     def finals(self) -> list[Final]:
         """The chosen models."""
-        return [choice.point for choice in self.choices if isinstance(choice.point, Final)]
+        return [choice.point for choice in self.chosen if isinstance(choice.point, Final)]
 
     @property
     def file_bytes(self) -> float:
@@ -114,7 +112,7 @@ class Deployed:
     @property
     def cell(self) -> Cell:
         """The test metric of the chosen models."""
-        return Cell(math.nan, self.choices)
+        return Cell(math.nan, self.chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +176,7 @@ class Comparison:
         return sorted(finite, key=lambda pair: pair[1].mean, reverse=self.better == "high")
 
 
-def choose(choices: Iterable[Choice], compression: float) -> Choice | None:
+def choose(choices: Iterable[Chosen], compression: float) -> Chosen | None:
     """The point with the best validation metric among those at least this compressed; of equals the most compressed.
 
     A model without any weight left is no model, and a metric that is not finite is no metric: neither is chosen.
@@ -210,57 +208,6 @@ def ladder(steps: Sequence[float], reach: float) -> tuple[float, ...]:
     """
     decades = range(int(math.log10(max(reach, 1))) + 2)
     return tuple(value for decade in decades for step in steps if (value := float(step * 10**decade)) <= reach)
-
-
-def top_range(comparison: Comparison) -> tuple[float, float]:
-    """The part of the metric's axis that matters: from the best mean to six times the allowed drop behind it.
-
-    Collapsed points would press everything else into a line. The range is doubled until at least two methods have a point in
-    it, reaches down to the best method of a compression if that is at most twice as far, and is no wider than all points need.
-
-    Args:
-        comparison: The comparison.
-    """
-    lines = [[cell.mean for cell in entry.line if math.isfinite(cell.mean)] for entry in comparison.entries]
-    means = [mean for line in lines for mean in line]
-    if not means:
-        return (0.0, 1.0)
-    sign = comparison.sign
-    best = sign * max(sign * mean for mean in means)
-    nearest = sorted(min(abs(mean - best) for mean in line) for line in lines if line)
-    span = 6 * comparison.max_drop or 0.05 * abs(best) or 1.0
-    while span < nearest[min(1, len(nearest) - 1)]:
-        span *= 2
-    front = [abs(there[0][1].mean - best) for there in map(comparison.best, comparison.compressions) if there]
-    span = max(span, 1.15 * max((gap for gap in front if gap <= 2 * span), default=0.0))
-    span = min(span, 1.1 * max(abs(mean - best) for mean in means) or span)
-    ends = (best - sign * span, best + sign * 0.12 * span)
-    return (min(ends), max(ends))
-
-
-def ranking(comparison: Comparison) -> list[str]:
-    """The labels of the methods, those nearest to the best one over the part that matters first.
-
-    The middle of the gaps counts: a mask that leads up to what it was made for and falls apart beyond it is in front.
-
-    Args:
-        comparison: The comparison.
-    """
-    low, high = top_range(comparison)
-    gaps: dict[str, list[float]] = {entry.label: [] for entry in comparison.entries}
-    for compression in comparison.compressions:
-        best = comparison.best(compression)
-        if best and low <= best[0][1].mean <= high:
-            for entry in comparison.entries:
-                cell = entry.table.get(compression)
-                gaps[entry.label].append(abs(cell.mean - best[0][1].mean) if cell and math.isfinite(cell.mean) else math.inf)
-
-    def behind(label: str) -> tuple[float, float]:
-        # Gaps beyond the range count as its width, and among those that lie there by their own size.
-        middle = statistics.median([min(gap, high - low) for gap in gaps[label]] or [0.0])
-        return middle, statistics.median_low(gaps[label] or [0.0])
-
-    return sorted(gaps, key=behind)
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
@@ -352,7 +299,7 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _goodness(choice: Choice) -> float:
+def _goodness(choice: Chosen) -> float:
     """The validation metric, with the sign that makes more better."""
     value = choice.point.validation(choice.run.metric)
     return value if choice.run.metric == "accuracy" else -value
@@ -394,16 +341,16 @@ def _comparison(title: str, runs: Sequence[Run], warnings: list[str]) -> Compari
                 )
         if single:
             kept.append((label, list(single.values())))
-    pools: dict[str, dict[int, list[Choice]]] = {}
+    pools: dict[str, dict[int, list[Chosen]]] = {}
     for label, members in kept:
-        pool: dict[int, list[Choice]] = defaultdict(list)
+        pool: dict[int, list[Chosen]] = defaultdict(list)
         for run in sorted(members, key=lambda run: run.seed):
-            pool[run.seed] += [Choice(run, point) for point in run.curve]
+            pool[run.seed] += [Chosen(run, point) for point in run.curve]
         pools[label] = pool
     marks: dict[int, float] = {}
     for run in (run for _, members in kept for run in members):
-        if run.final and choose([Choice(run, run.final)], 0):
-            marks[run.seed] = max(marks.get(run.seed, -math.inf), _goodness(Choice(run, run.final)))
+        if run.final and choose([Chosen(run, run.final)], 0):
+            marks[run.seed] = max(marks.get(run.seed, -math.inf), _goodness(Chosen(run, run.final)))
     entries = tuple(_entry(label, members, pools[label], marks) for label, members in kept)
     reached = [compression for entry in entries for compression in entry.table]
     warnings += _unequal(entries)
@@ -423,7 +370,7 @@ def _comparison(title: str, runs: Sequence[Run], warnings: list[str]) -> Compari
     )
 
 
-def _entry(label: str, runs: Sequence[Run], pool: Mapping[int, list[Choice]], marks: Mapping[int, float]) -> Entry:
+def _entry(label: str, runs: Sequence[Run], pool: Mapping[int, list[Chosen]], marks: Mapping[int, float]) -> Entry:
     ratios = [choice.point.prunable.compression_ratio for points in pool.values() for choice in points]
     reach = max((ratio for ratio in ratios if math.isfinite(ratio)), default=1.0)
 
@@ -452,12 +399,12 @@ def _entry(label: str, runs: Sequence[Run], pool: Mapping[int, list[Choice]], ma
 
 
 def _deployed(runs: Sequence[Run], marks: Mapping[int, float]) -> Deployed:
-    by_seed: dict[int, list[tuple[int, Choice]]] = defaultdict(list)
+    by_seed: dict[int, list[tuple[int, Chosen]]] = defaultdict(list)
     for run in runs:
         final, mark = run.final, marks.get(run.seed)
         if final is None or mark is None:
             continue
-        choice = choose([Choice(run, final)], 0)
+        choice = choose([Chosen(run, final)], 0)
         # The drop is a difference of rounded numbers: a fall by exactly max_drop must not fail by the last bit.
         if choice and mark - _goodness(choice) <= final.max_drop + 1e-9:
             by_seed[run.seed].append((final.file_bytes, choice))
@@ -482,7 +429,7 @@ def _unequal(entries: Sequence[Entry]) -> list[str]:
         listed = (f"{entry.label}: {', '.join(map(str, entry.seeds))}" for entry in entries)
         found.append(f"The methods were run with different seeds ({'; '.join(listed)}).")
     precisions = {
-        entry.label: sorted({str(choice.run.numeric.get("precision")) for cell in entry.line for choice in cell.choices})
+        entry.label: sorted({str(choice.run.numeric.get("precision")) for cell in entry.line for choice in cell.chosen})
         for entry in entries
     }
     if len({name for names in precisions.values() for name in names}) > 1:

@@ -13,7 +13,7 @@ from rewa.experiments.regression.designs import DESIGNS
 from rewa.experiments.regression.tables import lead, to_panels
 from rewa.experiments.result import How, Result
 from rewa.files import write_atomically
-from rewa.report import panels
+from rewa.report.files import publish
 
 __all__ = ["REGRESSION", "REGRESSION_SEEDS", "Regression"]
 
@@ -47,7 +47,7 @@ class Regression(Result):
         tiny: Whether the data are small, so that the numbers mean nothing.
     """
 
-    from_record: ClassVar[bool] = True
+    redraws: ClassVar[bool] = True
 
     quick: bool = True
     parts: tuple[str, ...] = protocol.PARTS
@@ -91,7 +91,7 @@ class Regression(Result):
         title = "Sparse regression beside scikit-learn, skglm and abess"
         made = {part: found["provenance"] for part, found in record.items()}
         shown = to_panels(record)
-        return [path, *panels.write(out, "regression", title=title, lead=lead(record), panels=shown, provenance=made)]
+        return [path, *publish(out, "regression", title=title, lead=lead(record), panels=shown, provenance=made)]
 
     def _measured(self, out: Path, how: How) -> dict[str, Any]:
         """Measure and make the record of the parts. What is measured is kept at once, and an interrupted command resumes."""

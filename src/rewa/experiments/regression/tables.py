@@ -8,7 +8,7 @@ from typing import Any
 
 from rewa.experiments.regression.contenders import ALPHAS, CONTENDERS, CONTEST, FOLDS
 from rewa.experiments.regression.protocol import ahead
-from rewa.report.panels import Lines, Panel, Point, Series, Table
+from rewa.report.panel import Lines, Mark, Panel, Series, Table
 
 __all__ = ["lead", "to_panels"]
 
@@ -143,8 +143,8 @@ def _paths(results: Sequence[dict[str, Any]]) -> list[Series]:
     """A line for each method: seconds over the number of columns."""
     series = []
     for method, label in PATHS.items():
-        points = [
-            Point(
+        marks = [
+            Mark(
                 x=float(found["where"]),
                 y=found["seconds"],
                 low=min(found["all_seconds"]),
@@ -154,7 +154,7 @@ def _paths(results: Sequence[dict[str, Any]]) -> list[Series]:
             for found in results
             if found["method"] == method and "seconds" in found
         ]
-        series += [Series(label=label, points=points, bars=True)] if points else []
+        series += [Series(label=label, marks=marks, bars=True)] if marks else []
     return series
 
 

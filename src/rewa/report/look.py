@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rewa.report.figure import DASHES
-from rewa.report.panels.panel import Heat, Lines, Point
+from rewa.palette import COLORS, DASHES, MARKERS, Look, method_look
+from rewa.report.panel import Heat, Lines, Mark, View
 
 __all__ = ["BEND", "STOPS", "Extent", "band", "cell_lines", "color", "extents", "finite", "ink", "looks", "over_text", "stops"]
 
@@ -100,38 +100,47 @@ def over_text(value: float, heat: Heat) -> str:
     return f"{round(value, 2 - math.floor(math.log10(heat.high - heat.low))):g}"
 
 
-def looks(lines: Lines) -> list[tuple[int, tuple[float, ...]]]:
-    """For each line the number that gives its colour and marker, and its dash.
+def looks(lines: Lines) -> list[Look]:
+    """How each line of a panel looks: a method as everywhere, the others as the panel has colours left.
 
     Args:
         lines: The panel.
     """
-    numbers: dict[str, int] = {}
-    for series in lines.series:
-        if series.of is None:
-            numbers[series.label] = len(numbers)
+    own = {series.label: method_look(series.method) for series in lines.series if series.method is not None}
+    left = [number for number in range(len(COLORS)) if number not in {look.color for look in own.values()}]
+    others = [series.label for series in lines.series if series.of is None and series.method is None]
+    markers = list(MARKERS)
+    for place, label in enumerate(others):
+        own[label] = Look((left or [0])[place % len(left or [0])], markers[place % len(markers)])
+    for place, label in enumerate(own):  # settings of one method that happen to share a marker
+        taken = {(own[other].color, own[other].marker) for other in list(own)[:place]}
+        free = [marker for marker in markers if (own[label].color, marker) not in taken]
+        if (own[label].color, own[label].marker) in taken and free:
+            own[label] = replace(own[label], marker=free[0])
     predicted = any(series.dashed for series in lines.series)
     result = []
     for series in lines.series:
-        number = numbers[series.of or series.label]
+        look = own[series.of or series.label]
+        dash: tuple[float, ...] = ()
         if series.dashed:
-            dash = DASHES[1 + number % (len(DASHES) - 1)]
-        else:  # without markers the dash tells lines apart in black print, unless dashes say what is a prediction
-            dash = () if series.markers or predicted else DASHES[number % len(DASHES)]
-        result.append((number, dash))
+            dash = DASHES[1 + look.color % (len(DASHES) - 1)]
+        elif not series.markers and not predicted:
+            # Without markers the dash tells lines apart in black print, unless dashes say what is a prediction.
+            dash = DASHES[look.color % len(DASHES)]
+        result.append(replace(look, dash=dash))
     return result
 
 
-def band(point: Point) -> tuple[float, float] | None:
-    """The ends of a point's band or error bar, None if it has neither.
+def band(mark: Mark) -> tuple[float, float] | None:
+    """The ends of a mark's band or error bar, None if it has neither.
 
     Args:
-        point: The point. An end that is missing is the point itself.
+        mark: The mark. An end that is missing is the mark itself.
     """
-    low, high = finite(point.low), finite(point.high)
-    if finite(point.y) is None or (low is None and high is None):
+    low, high = finite(mark.low), finite(mark.high)
+    if finite(mark.y) is None or (low is None and high is None):
         return None
-    return (point.y if low is None else low, point.y if high is None else high)
+    return (mark.y if low is None else low, mark.y if high is None else high)
 
 
 @dataclass(frozen=True)
@@ -151,17 +160,19 @@ class Extent:
     zero: float | None = None
 
 
-def extents(lines: Lines) -> tuple[Extent, Extent]:
+def extents(lines: Lines, view: View | None = None) -> tuple[Extent, Extent]:
     """What the horizontal and the vertical axis of a panel show.
 
     Args:
         lines: The panel.
+        view: One of its views; the first by default.
     """
-    points = [point for series in lines.series for point in series.points]
-    ends = [end for point in points for end in band(point) or ()]
+    view = view or lines.ways[0]
+    marks = [mark for series in lines.series if view.series is None or series.label in view.series for mark in series.marks]
+    ends = [end for mark in marks for end in band(mark) or ()]
     levels = [level for level, _ in lines.reference]
-    x = _extent([point.x for point in points], lines.x_log)
-    return x, _extent([*(point.y for point in points), *levels], lines.y_log, ends, lines.y_range)
+    x = _extent([mark.x for mark in marks], lines.x_log, given=lines.x_range)
+    return x, _extent([*(mark.y for mark in marks), *levels], view.y_log, ends, view.y_range)
 
 
 def _extent(values: Iterable[float], log: bool, ends: Iterable[float] = (), given: tuple[float, float] | None = None) -> Extent:
