@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rewa.report.files import publish, study_page
 from rewa.report.look import STOPS, color, extents, ink, looks
 from rewa.report.markdown import to_csv, to_markdown
 from rewa.report.page import to_html
-from rewa.report.panel import Axis, Cell, Heat, Lines, Mark, Series, Table
+from rewa.report.panel import Axis, Bar, Bars, Cell, Heat, Histogram, Lines, Mark, Series, Table
 
 PHONE = {"width": 360, "height": 740}
 KS, MS = (3, 5, 7, 9, 11, 13), (0, 2, 4, 6, 8, 10)
@@ -237,6 +238,23 @@ def test_figure_shows_the_overlay_beside_each_cell():
     axes = draw([success_map()]).axes[0]
     assert len(axes.patches) == 2 * 30
     assert axes.get_xlabel() == "initial scale\n▬ lower strip: share that Theorem 3.9 predicts"
+
+
+def test_bars_and_histograms_are_drawn_and_listed():
+    bars = Bars(title="Layers", caption="", bars=[Bar(label="0.weight", value=0.25, text="1 of 4")])
+    sizes = Histogram(
+        title="Sizes", caption="", x="size", y="weights", edges=(-2.0, -1.0, 0.0), counts=(3, 5), cut=(0.05, "cut")
+    )
+    left, right = draw([bars, sizes]).axes
+    assert [bar.get_width() for bar in left.patches] == [0.25]
+    assert [text.get_text() for text in left.get_yticklabels()] == ["0.weight"]
+    assert right.patches[0].get_data().values.tolist() == [3, 5]
+    lines = to_markdown([bars, sizes]).splitlines()
+    assert "| 0.weight | 1 of 4 |" in lines
+    assert "| 0.01 to 0.1 | 3 |" in lines
+    assert "cut." in lines
+    with pytest.raises(ValueError, match="one more is needed"):
+        replace(sizes, counts=(1,))
 
 
 def test_dollars_are_not_formulas():
