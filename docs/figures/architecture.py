@@ -77,9 +77,9 @@ def draw(path: Path) -> None:
         place = 0.0
         for member in members:
             label = f"{member}/  {sizes[member]}" if (PACKAGE / member).is_dir() else member
-            width = 2 + 0.86 * len(label)
+            width = 3 + 0.95 * len(label)
             axes.add_patch(Rectangle((place, number - 0.26), width, 0.52, fc="white", ec="#5b6b7f", lw=0.9))
-            axes.text(place + width / 2, number - 0.01, label, ha="center", va="center", fontsize=8.5)
+            axes.text(place + width / 2, number - 0.01, label, ha="center", va="center", fontsize=8)
             place += width + 0.9
         ends.append(place)
     first, blue = max(ends) + 5, "#0072b2"
