@@ -440,7 +440,10 @@ def repeated_runs(made, **tests):
     ("tests", "said"),
     [
         ({"gmp": (90.0, 90.2), "l1": (88.0, 88.2), "dense": (70, 70)}, "GMP leads l1 by 2.0 points at 5x"),
-        ({"gmp_ham": (90.0, 90.2), "rewa": (90.1, 89.8)}, "GMP with HAM's step and ReWA are level at 5x, within the spread"),
+        (
+            {"gmp_ham": (90.0, 90.2), "rewa": (90.1, 89.8)},
+            "GMP with HAM's step is 0.2 points ahead of ReWA at 5x, within the spread",
+        ),
         # The lead is as wide as the seeds differ: nobody leads.
         (
             {"gmp": (91.0, 89.0), "rewa": (89.5, 87.5), "l1": (90.9, 88.9)},

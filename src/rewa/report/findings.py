@@ -288,10 +288,13 @@ def message(comparison: Comparison) -> str:
         return _sentence(lead + _behind(comparison, judged, metric) + (" (one seed)" if best.n == 1 else ""))
     # Of those that are level, a ReWA is named before others.
     names = [entry, *sorted(level, key=lambda other: is_rewa(other.method) <= is_rewa(entry.method))]
-    listed = " and ".join(_named(each.label) for each in names[:2])
-    if len(names) > 2:
-        listed = f"{_named(names[0].label)}, {_named(names[1].label)} and {len(names) - 2} more"
-    return _sentence(f"{listed} are level at {where}, within the spread{_behind(comparison, judged, metric, names)}")
+    tail = f"within the spread{_behind(comparison, judged, metric, names)}"
+    if len(names) == 2:
+        behind = next(cell for other, cell in others if other is names[1])
+        ahead = f"{_gap(best, behind, metric)} ahead of {_named(names[1].label)}"
+        return _sentence(f"{_named(entry.label)} is {ahead} at {where}, {tail}")
+    listed = f"{_named(names[0].label)}, {_named(names[1].label)} and {len(names) - 2} more"
+    return _sentence(f"{listed} are level at {where}, {tail}")
 
 
 def _behind(comparison: Comparison, judged: list[tuple[Entry, Cell]], metric: str, named: list[Entry] | None = None) -> str:
