@@ -117,7 +117,7 @@ def checked_step(optimizer: Optimizer) -> float | None:
 
 
 def first_steps(run: Job, data: Data, steps: int, batch: int) -> dict[str, Any]:
-    """The beginning of a run, as rewa.train.loop has it on one process."""
+    """The beginning of a run, as rewa.train.run has it on one process."""
     recipe, method, numeric = run.recipe, run.method, choose(CPU, run.recipe.precision, run.recipe.channels_last)
     plan = method.planned(recipe.plan(data.steps_per_epoch(recipe.batch_size), finetune=recipe.finetuned(method)))
     rates, seconds = plan.learning_rates[:steps], []

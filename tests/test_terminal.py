@@ -24,8 +24,8 @@ from rewa.sparsity import Count
 from rewa.terminal import Bars, JsonLines, Lines, Stages, sentence, studying, sweeping, watching
 from rewa.train.attempts import Failure
 from rewa.train.job import Job
-from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
+from rewa.train.run import train
 from rewa.train.sweep import Progress
 from rewa.train.watch import Watch
 

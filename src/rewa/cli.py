@@ -245,7 +245,7 @@ def _train(options: argparse.Namespace) -> str:
     _check_device(options.device)
     from rewa.terminal import watching
     from rewa.train.job import job_and_data
-    from rewa.train.loop import train
+    from rewa.train.run import train
     from rewa.train.run_folder import TrainingError
     from rewa.train.signals import Stopped
 

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rewa.columns import aligned
 from rewa.cutting import cut
 from rewa.example import Example
 from rewa.modes import keeping_modes
+from rewa.text_table import aligned
 from rewa.weights import Decided, computed, decisions, full, local, reshard
 
 __all__ = [

@@ -23,8 +23,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import Optimizer
 
-from rewa.columns import aligned
 from rewa.modes import keeping_modes
+from rewa.text_table import aligned
 
 __all__ = [
     "PREFIX",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rewa.deploy.exposed import entry_points
+from rewa.deploy.entry_points import entry_points
 from rewa.deploy.tracing import Span, record, units
 from rewa.example import Example
 

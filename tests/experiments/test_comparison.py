@@ -15,8 +15,8 @@ from rewa.experiments.result import How
 from rewa.methods import make, names
 from rewa.report import compare, read
 from rewa.train.job import Job, load_data, new_model
-from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
+from rewa.train.run import train
 from rewa.train.sweep import Contender, RunsFailed, Sweep
 
 

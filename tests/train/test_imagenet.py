@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rewa.train.job import job
-from rewa.train.loop import train
 from rewa.train.models import ResNet
+from rewa.train.run import train
 from rewa.train.run_folder import TrainingError
 from rewa.train.watch import Watch
 from tiny_data import write_images

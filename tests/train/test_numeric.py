@@ -8,9 +8,9 @@ from torch import nn
 
 from rewa.methods import make
 from rewa.train.job import Job
-from rewa.train.loop import train
 from rewa.train.numeric import choose
 from rewa.train.recipes import RECIPES
+from rewa.train.run import train
 
 CPU = torch.device("cpu")
 

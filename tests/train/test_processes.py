@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 
 from rewa import cli
 from rewa.train.job import job
-from rewa.train.loop import train
 from rewa.train.processes import World, full_state, load_state
+from rewa.train.run import train
 
 SET = ["model=mlp", "hidden=40,20", "epochs=4", "compressions=1,5", "recalibrate=200"]
 NORMED = ["epochs=2", "compressions=1", "recalibrate=200", "sync_batchnorm=false"]
@@ -58,7 +58,7 @@ import torch.distributed as dist
 
 from rewa import cli
 from rewa.train.job import job
-from rewa.train.loop import train
+from rewa.train.run import train
 from rewa.train.processes import SyncedBatchNorm
 from rewa.train.signals import Stopped
 from rewa.train.watch import Watch

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 
 from rewa.methods import make
 from rewa.train.job import Job
-from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
+from rewa.train.run import train
 from rewa.train.run_folder import TrainingError
 from rewa.train.signals import Stopped
 from rewa.train.watch import Watch

@@ -24,8 +24,8 @@ from rewa.methods import make, names
 from rewa.train.attempts import Failure
 from rewa.train.job import Job
 from rewa.train.local_workers import run_local
-from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
+from rewa.train.run import train
 from rewa.train.sweep import Contender, Progress, Sweep, workers_for
 
 DIGITS = RECIPES["digits"]

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rewa.columns import aligned
 from rewa.deploy.blueprint import Blueprint
 from rewa.deploy.masks import apply_masks
 from rewa.deploy.packed import MAX_HEADER, NotPackedError, PackedFileError, load_packed, read_packed
 from rewa.sparsity import Count, count
+from rewa.text_table import aligned
 
 __all__ = ["Contents", "Row", "inspect", "is_weight", "read_contents", "shrunk_to_text", "to_text", "total"]
 

@@ -24,7 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from rewa.deploy.blueprint import Blueprint
-from rewa.deploy.entry import (
+from rewa.deploy.filenames import check_filename
+from rewa.deploy.masks import apply_masks, masked
+from rewa.deploy.packed_tensor import (
     DTYPES,
     SAFETENSORS_DTYPES,
     VALUES,
@@ -37,8 +39,6 @@ from rewa.deploy.entry import (
     without_negative_zeros,
     words,
 )
-from rewa.deploy.filenames import check_filename
-from rewa.deploy.masks import apply_masks, masked
 from rewa.files import replacing
 
 __all__ = [

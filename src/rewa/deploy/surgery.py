@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rewa.deploy.blueprint import remember, replace_modules
-from rewa.deploy.channels import Walk, is_plain
-from rewa.deploy.dead import reasons, remove_dead
-from rewa.deploy.exposed import Exposed, entry_points
+from rewa.deploy.dataflow import Walk, is_plain
+from rewa.deploy.dead_channels import reasons, remove_dead
+from rewa.deploy.entry_points import Exposed, entry_points
 from rewa.deploy.freezing import thaw
 from rewa.deploy.heads import FewerHeads, Projections, is_linear, live_heads
 from rewa.deploy.tracing import Call, Span, Unit, record, units

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from rewa.deploy.exposed import Exposed, public_methods
+from rewa.deploy.entry_points import Exposed, public_methods
 from rewa.deploy.heads import FewerHeads, is_linear
 from rewa.example import Example
 
@@ -265,7 +265,7 @@ def units(
     Args:
         model: The model.
         calls: What :func:`record` saw of it.
-        exposed: From :mod:`rewa.deploy.exposed`; None if nothing but the recorded methods will ever be called.
+        exposed: From :mod:`rewa.deploy.entry_points`; None if nothing but the recorded methods will ever be called.
         why: Gets the reason for each part that is no unit.
     """
     waiting, seen = [model], set[nn.Module]()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rewa.names import plain
 from rewa.train.job import Job
-from rewa.train.loop import train
+from rewa.train.run import train
 from rewa.train.run_folder import TrainingError
 from rewa.train.signals import Stopped
 from rewa.train.watch import Watch

@@ -98,7 +98,7 @@ def job_and_data(
         download: Whether missing data may be fetched.
 
     Returns:
-        The run, and the data for :func:`rewa.train.loop.train`, which need not load it again; None if it was not loaded.
+        The run, and the data for :func:`rewa.train.run.train`, which need not load it again; None if it was not loaded.
     """
     chosen, method = override(recipe(recipe_name), make(method_name), changes)
     data = None

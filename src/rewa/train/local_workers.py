@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rewa.train.attempts import ATTEMPTS, Failure, Terms
-from rewa.train.beginnings import beginnings_in
 from rewa.train.job import Job
+from rewa.train.shared_beginnings import beginnings_in
 from rewa.train.signals import Stopped, stop_signals
 from rewa.train.watch import Watch
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from rewa.train.attempts import ATTEMPTS, Failure, Terms
-from rewa.train.beginnings import beginnings_in
 from rewa.train.job import Job
+from rewa.train.shared_beginnings import beginnings_in
 from rewa.train.signals import Stopped, stop_signals
 
 __all__ = ["run_ray"]

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader  # noqa: F401  (its import warns once, o
 from rewa.methods import make
 from rewa.methods.method import Plan
 from rewa.train import checkpoint
-from rewa.train.beginnings import Beginning
 from rewa.train.job import job
-from rewa.train.loop import train
+from rewa.train.run import train
+from rewa.train.shared_beginnings import Beginning
 from rewa.train.signals import Stopped
 from rewa.train.sweep import run_jobs
 from rewa.train.watch import Watch

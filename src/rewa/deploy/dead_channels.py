@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rewa.deploy.channels import CONVS, Walk
+from rewa.deploy.dataflow import CONVS, Walk
 from rewa.deploy.heads import like
 
 __all__ = ["reasons", "remove_dead"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rewa.columns import aligned
+from rewa.text_table import aligned
 
 
 def test_columns_are_as_wide_as_their_widest_cell():

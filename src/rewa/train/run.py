@@ -13,13 +13,13 @@ import torch
 
 from rewa.record import UNKNOWN, BeganWith, Continuation, Epoch, Final, Histogram, Run, Timing, provenance
 from rewa.sparsity import count, histogram, prunable, summary, whole
-from rewa.train.beginnings import Beginning
 from rewa.train.checkpoint import Checkpoint
 from rewa.train.data import Data
 from rewa.train.evaluate import cut, measure
 from rewa.train.job import Job, build_model, load_data
 from rewa.train.processes import World, connected
 from rewa.train.run_folder import RunFolder, TrainingError, described
+from rewa.train.shared_beginnings import Beginning
 from rewa.train.signals import Stopped, stop_signals
 from rewa.train.trainer import NotFinite, Trainer, check_world
 from rewa.train.watch import Watch

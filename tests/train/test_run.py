@@ -20,8 +20,8 @@ from rewa.train import checkpoint
 from rewa.train.data import mix
 from rewa.train.datasets import load
 from rewa.train.job import WEIGHTS, Job, build_model, job, load_data
-from rewa.train.loop import train
 from rewa.train.recipes import RECIPES
+from rewa.train.run import train
 from rewa.train.run_folder import TrainingError
 from rewa.train.signals import Stopped
 from rewa.train.trainer import NOISE
