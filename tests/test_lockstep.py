@@ -150,6 +150,7 @@ def study(loss, form):
     return X, (y if loss == "squared" else labels), columns
 
 
+@pytest.mark.slow
 @KERNEL
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 @pytest.mark.parametrize("form", ["tied", "pair"])

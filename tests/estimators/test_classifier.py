@@ -20,6 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from rewa.estimators import ReWAClassifier, ReWAClassifierCV, ReWARegressor
 
 
+@pytest.mark.slow
 @parametrize_with_checks([ReWAClassifier(), ReWAClassifierCV(alphas=10, cv=3)])
 def test_scikit_learn_checks(estimator, check):
     with warnings.catch_warnings():
@@ -224,6 +225,7 @@ def test_batches_reach_the_support_of_the_path():
     np.testing.assert_array_equal(model.coef_, ReWARegressor(**settings).fit(X, target).coef_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "two", "three"])
 def test_a_stream_finds_the_features(task):
     if task == "three":

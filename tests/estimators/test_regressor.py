@@ -24,6 +24,7 @@ from rewa.estimators import ReWARegressor, ReWARegressorCV, penalty
 EXPONENTS = [1.0, 2 / 3, 0.5, 1 / 3]
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     [
         ReWARegressor(),

@@ -140,6 +140,7 @@ def test_halves_are_disjoint_and_keep_the_classes(n):
     assert set(other) != set(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "c"]])
 def test_classifier(labels):
     rng = np.random.default_rng(0)

@@ -72,6 +72,7 @@ def test_adam_cancels_a_scale_that_does_not_change():
     torch.testing.assert_close(*moves, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_float32_decays_at_the_right_rate(amsgrad, implementation):

@@ -534,6 +534,7 @@ def test_trap_the_default_groups_train_what_starts_at_zero():
     assert (model[1].bias != 0).any()
 
 
+@pytest.mark.slow
 def test_trap_zero_is_hard_to_cross_and_the_pair_is_not():
     """The true weight is +1 and the start has the wrong sign: tied is lost with M = 2, the pair form arrives."""
     start = torch.tensor([[-0.01]])

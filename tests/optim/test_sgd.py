@@ -139,6 +139,7 @@ def test_M_of_K_less_1_is_gradient_descent_on_y():
     torch.testing.assert_close(param.detach(), (y**K).detach(), rtol=1e-11, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("K", "M", "eps"), [(9, 2, 0.0), (3, 1.5, 1e-2), (4, 3, 0.0)])
 def test_converges_to_a_stationary_point_of_the_penalized_loss(K, M, eps, implementation):
@@ -210,6 +211,7 @@ def test_coupled_decay_is_harder_by_the_momentum():
     assert rates[False] / rates[True] == pytest.approx(8, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_float32_stays_near_float64_over_many_steps(implementation):
     # y is taken from x anew at every step: rounding must not add up to a drift.
@@ -231,6 +233,7 @@ ORDERS = (2, 3, 4, 5, 9, 2.5)
 MAGNITUDES = np.geomspace(1e-6, 1e-1, 101) * (-1.0) ** np.arange(101)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("push", [0.0, -0.5], ids=["no gradient", "tiny gradient"])
 @pytest.mark.parametrize("momenta", [{}, {"momentum": 0.9}, {"decoupled": True}, {"momentum": 0.9, "decoupled": True}], ids=str)
@@ -249,6 +252,7 @@ def test_float32_decays_at_the_right_rate(momenta, push, implementation):
         np.testing.assert_allclose(rate, expected, rtol=0.01, err_msg=f"K={K}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_decay_of_the_defaults_over_10_000_steps(implementation):
     """lr * weight_decay is 1e-7, a step 8 to 15 ulps: as exact as float32 can be if every step is rounded once."""
@@ -263,6 +267,7 @@ def test_decay_of_the_defaults_over_10_000_steps(implementation):
     assert rate.mean() == pytest.approx(9 * 10_000 * np.log1p(-1e-7), rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_low_precision_decays_at_the_right_rate(implementation, dtype):
