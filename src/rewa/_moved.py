@@ -13,11 +13,14 @@ from types import ModuleType
 
 __all__ = ["MOVED", "install"]
 
-_DEPLOYED = ("channels", "coding", "contents", "export", "heads", "inference", "packed", "surgery", "tracing", "zeros")
+_DEPLOYED = ("coding", "contents", "export", "heads", "inference", "packed", "surgery", "tracing", "zeros")
 MOVED = {
     "rewa.baselines": "rewa.methods",
+    "rewa.channels": "rewa.deploy.dataflow",
     "rewa.report.records": "rewa.record",
+    "rewa.train.beginnings": "rewa.train.shared_beginnings",
     "rewa.train.folder": "rewa.train.image_folder",
+    "rewa.train.loop": "rewa.train.run",
     "rewa.train.runs": "rewa.train.run_folder",
     **{f"rewa.{name}": f"rewa.deploy.{name}" for name in _DEPLOYED},
 }
