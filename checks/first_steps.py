@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
+from rewa.methods.method import Bound
 from rewa.record import provenance
 from rewa.sparsity import prunable
 from rewa.train.data import AUGMENTATION, Batch, Data, Shard, mix, seeded
@@ -79,11 +80,11 @@ def batches(recipe: Recipe, data: Data, count: int, epoch: int = 0) -> Iterator[
     return data.batches(0, seed=0, batch_size=recipe.batch_size, shard=shard, image_size=size)
 
 
-def first_model(run: Job, data: Data, numeric: Numeric) -> nn.Module:
-    """The model with the run's first weights."""
-    model = new_model(run.recipe, data, run.seed)
-    run.method.prepare(model)
-    return numeric.place_model(model).train()
+def bound(run: Job, data: Data) -> Bound[Any]:
+    """The method bound to the model with the run's first weights."""
+    recipe, method = run.recipe, run.method
+    plan = method.planned(recipe.plan(data.steps_per_epoch(recipe.batch_size), finetune=recipe.finetuned(method)))
+    return method.bind(new_model(recipe, data, run.seed), plan)
 
 
 def forward(model: nn.Module, batch: Batch, recipe: Recipe, numeric: Numeric) -> Tensor:
@@ -118,11 +119,10 @@ def checked_step(optimizer: Optimizer) -> float | None:
 
 def first_steps(run: Job, data: Data, steps: int, batch: int) -> dict[str, Any]:
     """The beginning of a run, as rewa.train.run has it on one process."""
-    recipe, method, numeric = run.recipe, run.method, choose(CPU, run.recipe.precision, run.recipe.channels_last)
-    plan = method.planned(recipe.plan(data.steps_per_epoch(recipe.batch_size), finetune=recipe.finetuned(method)))
-    rates, seconds = plan.learning_rates[:steps], []
-    model = first_model(run, data, numeric)
-    optimizer = method.start(model, plan)
+    recipe, method, numeric = run.recipe, bound(run, data), choose(CPU, run.recipe.precision, run.recipe.channels_last)
+    rates, seconds = method.plan.learning_rates[:steps], []
+    model = numeric.place_model(method.model).train()
+    optimizer = method.start()
     row: dict[str, Any] = {"precision": numeric.precision, "lr": rates, "loss": []}
     for step, (lr, inputs) in enumerate(zip(rates, batches(recipe, data, batch), strict=False)):
         began = time.perf_counter()
@@ -163,7 +163,7 @@ def kept_bytes(model: nn.Module, batch: Batch, recipe: Recipe, numeric: Numeric)
 def gradient(run: Job, data: Data, batch: int, kind: str) -> tuple[dict[str, Tensor], int]:
     """The first gradient of each layer, and the bytes of activations at the recipe's batch."""
     recipe, numeric = run.recipe, choose(CPU, "bfloat16" if kind == "bfloat16" else "float32")
-    model, (inputs, targets) = first_model(run, data, numeric), next(batches(recipe, data, batch))
+    model, (inputs, targets) = numeric.place_model(bound(run, data).model).train(), next(batches(recipe, data, batch))
     if kind == "rounded":
         model, inputs = model.bfloat16().float(), inputs.bfloat16().float()
     weights = prunable(model)

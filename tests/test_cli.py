@@ -285,8 +285,8 @@ def test_list(capsys):
     assert list(content["methods"]) == list(names())
     for name in ("gmp", "rigl", "acdc", "ham"):
         line, _, _ = content["methods"][name].partition(" [")
-        assert content["methods"][f"rewa+{name}"].startswith(f"{line}, while rewa trains [")
-        assert "while rewa trains" not in content["methods"][name]
+        assert content["methods"][f"rewa+{name}"].startswith(f"{line}; wraps rewa [")
+        assert "wraps rewa" not in content["methods"][name]
     text = run(capsys, "list")
     for part, rows in content.items():
         assert part in text.splitlines()

@@ -197,7 +197,7 @@ def check_deployed(folder):
         # Without batch norms and dead neurons aside, the file is that of the weights above the threshold.
         kept = {name: torch.where(x.abs() > row["threshold"], x, 0) if x.dim() > 1 else x for name, x in weights.items()}
         unshrunk = save_packed(kept, folder / "kept.safetensors").size
-        assert 0.5 * unshrunk < row["file_bytes"] <= unshrunk
+        assert 0.5 * unshrunk < row["file_bytes"] <= unshrunk + 400  # a shrunk model's file says what was cut
         assert row["ms"] > 0
         assert row["dense_ms"] > 0
 
