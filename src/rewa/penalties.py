@@ -62,7 +62,7 @@ def lp_derivative(x: Numbers, p: float, smallest: float = 0.0) -> Numbers:
     Args:
         x: Weights.
         p: Exponent.
-        smallest: Where the penalty goes on as its tangent: :math:`|x|` counts as no less.
+        smallest: Below this the penalty continues as its tangent: :math:`|x|` counts as no less.
 
     Example:
         >>> print(lp_derivative(np.array([4.0, -0.25, 0.0, 0.01]), p=0.5, smallest=0.25))

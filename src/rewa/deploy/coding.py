@@ -87,7 +87,7 @@ def encode_values(values: Tensor) -> tuple[int, Tensor]:
     """Values with their leading bytes, sign and exponent, which vary little, first and deflated.
 
     Args:
-        values: Of any dtype.
+        values: Values, of any dtype.
 
     Returns:
         The number of deflated bytes, and a stream: these and the other bytes; 0 and the values if that saves little.
@@ -110,7 +110,7 @@ class ValueReader:
         stream: Bytes, which need not be aligned.
         coded: Number of deflated bytes at its start.
         count: Number of values.
-        dtype: Of the values.
+        dtype: The dtype of the values.
     """
 
     def __init__(self, stream: Tensor, coded: int, count: int, dtype: torch.dtype) -> None:

@@ -102,7 +102,7 @@ def is_weight(name: str, tensor: Tensor) -> bool:
     """Whether a tensor of a file, which does not say what its layers are, is a weight that can become sparse.
 
     Args:
-        name: Statistics of batch norm are told by theirs.
+        name: Its name, which tells statistics of batch norms.
         tensor: Real or complex, with at least two axes longer than 1: no bias, no scale and no mask of attention.
     """
     axes = sum(size > 1 for size in tensor.shape)
@@ -126,7 +126,7 @@ def inspect(contents: Contents, threshold: float = 0.0) -> list[Row]:
     """Count the nonzeros of every tensor; of a weight under ``torch.nn.utils.prune``, those that its mask leaves.
 
     Args:
-        contents: Of a file.
+        contents: The contents of a file.
         threshold: The largest magnitude that counts as zero in a weight; elsewhere only 0 does.
     """
     seen: set[Any] = set()

@@ -90,7 +90,7 @@ class ReWAPathDisplay:
             X: Features, dense or sparse.
             y: Targets.
             alphas: Weights of the penalty, or how many, as for :meth:`ReWARegressor.path`.
-            alpha_ratio: Of the last threshold to the first, likewise.
+            alpha_ratio: Last threshold over the first, likewise.
             sample_weight: Weights of the rows.
             standardized: Whether to draw what a change of each feature by its standard deviation does, so that sizes compare.
             ax: Axes to draw into; of a new figure if None.

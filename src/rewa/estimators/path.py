@@ -109,9 +109,9 @@ def follow(
         loss: At the point to start from.
         alphas: Weights of the penalty, falling.
         p: Exponent.
-        factors: Of the penalty, for each coefficient.
+        factors: Factors of the penalty, one per coefficient.
         positive: Whether coefficients must not be negative.
-        tol: Of :func:`rewa.estimators.active_set.minimize`.
+        tol: Tolerance of :func:`rewa.estimators.active_set.minimize`.
         max_iter: Most Newton steps for a model.
     """
     free = np.flatnonzero(factors == 0)

@@ -58,7 +58,7 @@ class SweepResult(Result):
 
         Args:
             out: The folder of the result.
-            how: On what, and who is told.
+            how: On what it is made, and the progress callback.
 
         Raises:
             RunsFailed: When the other runs are done.
@@ -255,7 +255,7 @@ def repeated(
     then the next, so runs of one method that begin alike seldom meet before the first has left its beginning to the others.
 
     Args:
-        comparison: Of the first seed's runs.
+        comparison: The comparison of the first seed's runs.
         first: Those.
         compressions: What counts.
         seeds: How many, the first among them.
@@ -280,7 +280,7 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
     have different numbers of seeds; the leads of :mod:`rewa.experiments.standings` are between those that have all.
 
     Args:
-        comparison: Of all runs.
+        comparison: The comparison of all runs.
         compressions: As of :func:`repeated`.
         within: As of :func:`repeated`.
         margin: As of :func:`repeated`.

@@ -223,7 +223,7 @@ def read_record(out: Path, name: str) -> dict[str, Any]:
 
     Args:
         out: The folder.
-        name: Of the files.
+        name: Name of the files.
     """
     record = out / f"{name}.json"
     if not record.exists():

@@ -162,7 +162,7 @@ class Overhead(Result):
         """Seconds an epoch, their ratios to SGD-l1 round by round, and peaks of memory.
 
         Args:
-            how: Its ``progress`` is told of each round.
+            how: Its ``progress`` is called after each round.
         """
         how.progress.stage("timing epochs", self.rounds + 1)
         seconds = self._seconds(how.progress.advance)

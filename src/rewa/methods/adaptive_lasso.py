@@ -26,7 +26,7 @@ class AdaptiveLasso(Penalized):
     .. math:: w_j = \min\Bigl(\bigl(\overline{|\bar x|}\,/\,|\bar x_j|\bigr)^\gamma,\ w_{\max}\Bigr),
 
     with :math:`\overline{|\bar x|}` the mean size over all weights of the model: a weight of mean size feels what
-    :class:`rewa.methods.l1.L1` of that strength does. The second half goes on from there, without weight decay, and after
+    :class:`rewa.methods.l1.L1` of that strength does. The second half continues from there, without weight decay, and after
     each step
 
     .. math:: x_j \leftarrow \mathrm{sign}(x_j)\,\max(|x_j| - \eta\lambda w_j,\ 0).

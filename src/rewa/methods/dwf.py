@@ -24,7 +24,7 @@ class DWF(Parametrized):
 
     .. math:: \omega_k \leftarrow \omega_k - \eta\,\Bigl(g \prod_{j \ne k} \omega_j + \lambda\,\omega_k\Bigr).
 
-    At a minimizer the factors have equal moduli, where :math:`\frac{\lambda}{2}\sum_k \omega_k^2 = \frac{\lambda K}{2}
+    At a minimizer the factors have equal magnitudes, where :math:`\frac{\lambda}{2}\sum_k \omega_k^2 = \frac{\lambda K}{2}
     |x|^{2/K}`: an :math:`\ell_{2/K}` penalty. ``K=2`` has the penalty of :class:`~rewa.methods.spred.Spred`.
 
     Args:
@@ -32,10 +32,10 @@ class DWF(Parametrized):
         K: Number of factors.
         init: ``"dwf"`` is the paper's: with :math:`\sigma_w` the standard deviation of a layer's weights every factor is drawn
             from :math:`N(0, \sigma_w^{2/K})`, so that the product would have the variance :math:`\sigma_w^2`, restricted to
-            :math:`\varepsilon^{1/K} < |\omega| < \min(1, (2\sigma_w)^{1/K})`. ``"equal"`` starts with K factors of modulus
-            :math:`|x|^{1/K}`, which give the model's own initial weights; but equal moduli stay equal, so that no weight can
-            change its sign.
-        smallest: The :math:`\varepsilon` of ``init="dwf"``: no initial product has a smaller modulus.
+            :math:`\varepsilon^{1/K} < |\omega| < \min(1, (2\sigma_w)^{1/K})`. ``"equal"`` starts with K factors of magnitude
+            :math:`|x|^{1/K}`, which give the model's own initial weights; but equal magnitudes stay equal, so that no
+            weight can change its sign.
+        smallest: The :math:`\varepsilon` of ``init="dwf"``: no initial product has a smaller magnitude.
 
     Note:
         The paper matches the variance before it restricts the interval, and so does ``"dwf"``: the product's standard
@@ -113,6 +113,6 @@ def _restricted_normal(like: Tensor, std: float, low: float, high: float) -> Ten
     # Of |draw|, P(|draw| < t) = erf(t / (std sqrt 2)).
     ends = [math.erf(end / (std * math.sqrt(2))) for end in (low, high)]
     share = torch.rand(like.shape, dtype=torch.float64) * (ends[1] - ends[0]) + ends[0]
-    modulus = (torch.erfinv(share) * std * math.sqrt(2)).clamp(low, high)
+    magnitude = (torch.erfinv(share) * std * math.sqrt(2)).clamp(low, high)
     sign = torch.where(torch.rand(like.shape) < 0.5, -1.0, 1.0)
-    return (modulus * sign).to(like)
+    return (magnitude * sign).to(like)

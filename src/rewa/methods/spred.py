@@ -37,9 +37,9 @@ class Spred(Parametrized):
     :math:`\frac{\lambda}{2}(u^2 + v^2) = \lambda |x|`: the loss that is minimized is :math:`f(x) + \lambda \|x\|_1`.
 
     The start gives the model's own weights: :math:`v = c` and :math:`u = x/c`, where :math:`c^2` is the root mean square of
-    the layer's weights, so that u and v have the same norm. Equal moduli would be a trap: from :math:`|u| = |v|` on they
+    the layer's weights, so that u and v have the same norm. Equal magnitudes would be a trap: from :math:`|u| = |v|` on they
     stay equal for ever, and no weight can change its sign. From this start the smaller of the two can cross zero, while
-    the larger holds; a weight of exactly the modulus :math:`c^2` alone is still trapped.
+    the larger holds; a weight of exactly the magnitude :math:`c^2` alone is still trapped.
 
     Args:
         strength: Weight decay :math:`\lambda` of u and v: the coefficient of the l1 norm.

@@ -258,7 +258,7 @@ def _runs(comparisons: Sequence[Comparison]) -> Table:
 
 
 def _duration(run: Run) -> str:
-    """The time of the epochs, and how often the run was taken up again."""
+    """The time of the epochs, and how often the run was resumed."""
     seconds, resumed = sum(run.timing.epoch_seconds), run.timing.resumed
     if not seconds:
         return "unknown"

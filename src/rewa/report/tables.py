@@ -183,7 +183,7 @@ def choose(choices: Iterable[Chosen], compression: float) -> Chosen | None:
 
     Args:
         choices: All points of one method and seed.
-        compression: Of the prunable weights, at least.
+        compression: The least compression of the prunable weights.
     """
     allowed = [
         choice

@@ -141,7 +141,7 @@ def new_model(recipe: Recipe, data: Data, seed: int) -> nn.Module:
     Args:
         recipe: The recipe.
         data: The data.
-        seed: Of the run.
+        seed: The seed of the run.
     """
     torch.manual_seed(mix(seed, WEIGHTS))
     return build_model(recipe, data)
