@@ -39,6 +39,7 @@ SLOW = [
     "train/test_run_folder.py",
     "train/test_image_folder.py",
     "report/test_page.py",
+    "report/test_panels.py",
     "test_terminal.py",
     "train/test_numeric.py",
     "test_distributed.py",

@@ -153,6 +153,7 @@ def pixels(path):
     return imread(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_plot_of_a_run(optimizer, tmp_path, capsys):
     for name, arguments in {"a.png": [], "b.png": ["--M", "4"], "c.svg": ["--preset", "imagenet", "--epochs", "2"]}.items():
@@ -164,6 +165,7 @@ def test_plot_of_a_run(optimizer, tmp_path, capsys):
     assert "K=9" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_figures_are_drawn_alike_every_time(name, tmp_path, monkeypatch, capsys):
     assert tuple(figures.FIGURES) == cli.NAMED_FIGURES
@@ -295,6 +297,7 @@ def test_sign_flips_in_words(change, words):
     assert words in " ".join(to_text(explain(Training(**{**CIFAR10, **change}))).split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 def test_a_run_of_any_length_is_answered(optimizer, schedule, tmp_path, capsys):

@@ -105,6 +105,7 @@ def test_matched_groups_have_one_penalty_for_all_layers():
         torch.testing.assert_close(layer.weight.detach(), before)
 
 
+@pytest.mark.slow
 def test_the_matched_pair_ends_at_the_lasso_whatever_the_first_signs():
     """For f(x) = |x - b|^2 / 2 the minimizer of f + lambda |x|_1 is the soft threshold of b."""
     random = np.random.default_rng(0)
@@ -164,6 +165,7 @@ def test_tied_gradient_is_the_adaptive_scale():
     np.testing.assert_allclose(y.grad.numpy(), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_reparametrized_model_copies_saves_and_compiles():
     model = rewa.reparametrize(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), form="pair", K=3)
     data = torch.randn(5, 4)

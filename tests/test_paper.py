@@ -122,6 +122,7 @@ def test_example_3_2_adaptive_rate_crosses_zero_and_the_plain_product_does_not(K
 # ---------------------------------------------------------------------------------------------- Theorem 3.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("K", "M", "eps"), [(9, 2, 0.0), (5, 3, 0.0), (4, 2.5, 0.0), (3, 0, 0.05), (3, 1.5, 0.05), (5, 1, 0.1)]
 )

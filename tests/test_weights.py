@@ -527,6 +527,7 @@ def test_the_table_is_of_any_decisions():
     assert text.endswith("sparse: 0 of 63 parameters (0.0%)")
 
 
+@pytest.mark.slow
 def test_counting_needs_no_optimizer():
     code = "import sys, rewa.sparsity\nassert not [name for name in sys.modules if name.startswith('rewa.optim')]"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -80,6 +80,7 @@ def test_a_file_of_a_model_that_was_not_shrunk_is_as_before(tmp_path):
         assert opened.metadata()["version"] == "1"
 
 
+@pytest.mark.slow
 def test_another_process_loads_it(small, path, tmp_path):
     torch.save((X, outputs(small, X)), tmp_path / "expected.pt")
     code = (

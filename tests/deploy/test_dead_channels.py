@@ -510,6 +510,7 @@ KINDS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(KINDS, min_size=2, max_size=7), st.integers(0, 1000), st.floats(0.1, 0.9))
 def test_random_networks_keep_their_outputs(kinds, seed, rate):

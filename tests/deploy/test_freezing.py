@@ -121,6 +121,7 @@ def test_averages_and_copies_keep_the_zeros():
     assert same_zeros(average.module, zeros)
 
 
+@pytest.mark.slow
 def test_a_pickled_model_keeps_the_zeros():
     code = (
         "import io, torch, rewa\n"
@@ -370,6 +371,7 @@ def tiny_mlp():
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), torch.linspace(-1, 1, 40).reshape(5, 8), ["0", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by the old name
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", [tiny_llama, tiny_mlp])

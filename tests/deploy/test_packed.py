@@ -335,6 +335,7 @@ def test_other_files_are_refused(tmp_path):
         load_packed(path)
 
 
+@pytest.mark.slow
 def test_thousands_of_damaged_files(tmp_path):
     """Random bytes changed, cut, added, moved or doubled: the file loads as it was saved, or it is a PackedFileError."""
     rng = np.random.default_rng(0)
@@ -505,6 +506,7 @@ def hostile(*arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_table_that_lies_is_refused_or_loads_as_it_says(tmp_path):
     (result,) = hostile(tmp_path, 0, 750)
     assert result["loaded"] > 50
@@ -513,6 +515,7 @@ def test_a_table_that_lies_is_refused_or_loads_as_it_says(tmp_path):
     assert result["grown"] < 1 << 25
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="resets the peak of its memory by /proc")
 def test_no_file_kills_the_process_or_takes_more_than_it_may(tmp_path):
     results = hostile(tmp_path)

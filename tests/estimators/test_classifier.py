@@ -64,6 +64,7 @@ def test_slopes_balance_the_penalty_in_the_units_of_the_data(make, p):
     np.testing.assert_allclose(slope[on], expected[on], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selection", ["min", "1se", "ebic"])
 def test_cross_validation_finds_the_true_features(selection):
     X, y = two(d=300)
@@ -83,6 +84,7 @@ def test_scores_are_log_losses_of_held_out_rows():
         assert model.log_loss_path_[step, 1] == pytest.approx(log_loss(y[test] == "yes", probability), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_many_classes_and_sparse_data():
     X, y = three()
     X[np.abs(X) < 0.3] = 0
@@ -141,6 +143,7 @@ def test_one_class_is_no_classification():
         ReWAClassifier().fit(X, np.full(len(y), "no"))
 
 
+@pytest.mark.slow
 def test_with_scikit_learns_tools():
     X, y = two()
     frame = pd.DataFrame(X, columns=[f"gene {j}" for j in range(60)])

@@ -26,6 +26,7 @@ def data(small=0.3):
 SELECTORS = [ReWASelector(ReWARegressor()), ReWASelector(ReWARegressorCV(alphas=5, cv=2)), ReWASelector(ReWAClassifier())]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No features were selected:UserWarning")  # some of the checks' targets are noise
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")  # the array API is not switched on
 @parametrize_with_checks(SELECTORS)

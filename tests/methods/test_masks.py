@@ -222,6 +222,7 @@ ALL = [cls(strength=0.8, on=on) for cls in (GMP, RigL, ACDC) for on in (Dense(),
 each = pytest.mark.parametrize("method", ALL, ids=lambda m: f"{m.label}-{getattr(m.on, 'K', '')}")
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.parametrize("plan", [PLAN, ADAM], ids=["sgd", "adamw"])
 def test_the_share_of_zeros_is_exact_and_a_new_process_goes_on_bit_for_bit(method, plan):
