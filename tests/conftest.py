@@ -19,7 +19,7 @@ os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 HERE = Path(__file__).parent
 
-# Files whose tests start processes, train networks or compile, dearest first. `make quick` leaves them out, and `make test`
+# Files whose tests start processes, train networks, compile or are very many, dearest first. `make quick` leaves them out, and `make test`
 # starts with them, so that no worker is left alone with a long file in the end. A slow test elsewhere is marked itself.
 SLOW = [
     "test_benchmarks.py",
@@ -43,6 +43,10 @@ SLOW = [
     "test_terminal.py",
     "train/test_numeric.py",
     "test_distributed.py",
+    "test_torch_harness.py",
+    "test_lockstep.py",
+    "deploy/test_inference.py",
+    "estimators/test_iteration.py",
 ]
 
 
