@@ -19,8 +19,9 @@ os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 HERE = Path(__file__).parent
 
-# Files whose tests start processes, train networks, compile or are very many, dearest first. `make quick` leaves them out, and `make test`
-# starts with them, so that no worker is left alone with a long file in the end. A slow test elsewhere is marked itself.
+# Files whose tests start processes, train networks, compile or are very many, dearest first. `make quick` leaves them out, and
+# `make test` starts with them, so that no worker is left alone with a long file in the end. A slow test elsewhere is marked
+# itself.
 SLOW = [
     "test_benchmarks.py",
     "train/test_processes.py",
