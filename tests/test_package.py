@@ -98,7 +98,12 @@ for _, name, _ in pkgutil.walk_packages(rewa.__path__, "rewa."):
 print("told:", json.dumps(told))
 """
 
-MOVED = [("rewa.packed", "rewa.deploy.packed"), ("rewa.baselines.gmp", "rewa.methods.gmp")]
+MOVED = [
+    ("rewa.packed", "rewa.deploy.packed"),
+    ("rewa.baselines.gmp", "rewa.methods.gmp"),
+    ("rewa.baselines.on", "rewa.methods.wrapper"),
+    ("rewa.train.loop", "rewa.train.run"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +175,25 @@ def test_modules_at_their_old_names(fresh, old, new):
     same, told = fresh["old names"][old]
     assert same
     assert any(f"{old} is now {new}" in one for one in told), told
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("rewa.deploy.zeros", "freeze_zeros", "rewa.deploy.freezing.freeze_zeros"),
+        ("rewa.deploy.zeros", "thaw", "rewa.deploy.freezing.thaw"),
+        ("rewa.sparsity", "Point", "rewa.sparsity.Cut"),
+        ("rewa.weights", "Weight", "rewa.weights.Decision"),
+        ("rewa.methods.wrapper", "On", "rewa.methods.wrapper.Wrapper"),
+    ],
+)
+def test_names_at_their_old_places(module, old, new):
+    home, _, name = new.rpartition(".")
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now {new}"):
+        found = getattr(importlib.import_module(module), old)
+    assert found is getattr(importlib.import_module(home), name)
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        _ = importlib.import_module(module).no_such_name
 
 
 @pytest.mark.slow

@@ -541,3 +541,11 @@ def test_shared_weights_are_refused_and_shared_layers_are_not():
     check_unshared(model, {"0.bias"})
     with pytest.raises(ValueError, match=r"'1\.weight' and '0\.weight' are one shared weight, .*: copy it$"):
         check_unshared(model, {"0.weight"}, "copy it")
+
+
+def test_an_optimizer_of_plain_groups_cannot_tell():
+    model = nn.Linear(4, 3)
+    groups = rewa.param_groups(model, K=1, M=0, eps=0)
+    assert [name for name, one in decisions(groups).items() if one.is_sparse] == ["weight"]
+    with pytest.raises(ValueError, match=r"every group is plain .* give the model, or what rewa.param_groups returned"):
+        decisions(rewa.ReWASGD(groups, lr=0.1))

@@ -1,4 +1,4 @@
-"""Modules at their old names, for one release: each import warns and gives the module at its new name."""
+"""Modules and names at their old places, for one release: each use warns and gives what is at the new place."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import importlib.machinery
 import importlib.util
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
-__all__ = ["MOVED", "install"]
+__all__ = ["MOVED", "install", "names_moved"]
 
 _DEPLOYED = ("coding", "contents", "export", "heads", "inference", "packed", "surgery", "tracing", "zeros")
 MOVED = {
+    "rewa.baselines.on": "rewa.methods.wrapper",
     "rewa.baselines": "rewa.methods",
     "rewa.channels": "rewa.deploy.dataflow",
     "rewa.report.records": "rewa.record",
@@ -60,3 +62,22 @@ def install() -> None:
     """Let the import system know the old names."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())  # before the one that would load the same file again
+
+
+def names_moved(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A ``__getattr__`` for a module that some names have left.
+
+    Args:
+        module: The module.
+        homes: For each old name the new one, with its module.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        words = f"{module}.{name} is now {homes[name]}; the old name goes in the next release"
+        warnings.warn(words, DeprecationWarning, stacklevel=2)
+        home, _, new = homes[name].rpartition(".")
+        return getattr(importlib.import_module(home), new)
+
+    return __getattr__

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rewa._moved import names_moved
 from rewa.cutting import cut
 from rewa.example import Example
 from rewa.modes import keeping_modes
@@ -361,3 +362,12 @@ def curve(
             finally:
                 reshard(model)
     return cuts
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+    __getattr__ = names_moved(
+        __name__,
+        {
+            "Point": "rewa.sparsity.Cut",
+        },
+    )

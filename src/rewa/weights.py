@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import Optimizer
 
+from rewa._moved import names_moved
 from rewa.modes import keeping_modes
 from rewa.text_table import aligned
 
@@ -176,6 +177,11 @@ def _decided_by(groups: Decided) -> dict[str, Decision]:
         for param, name in zip(group["params"], group.get("param_names", itertools.repeat("")), strict=False):
             label = name or str(len(found))
             found[label] = Decision(name=label, param=param, is_sparse=is_sparse, reason=reason, settings=settings)
+    if not any(one.is_sparse for one in found.values()):
+        raise ValueError(
+            "every group is plain (K=1, M=0, eps=0), which does not tell which weights are sparse: give the model, or what "
+            "rewa.param_groups returned for it"
+        )
     return found
 
 
@@ -475,3 +481,12 @@ def sharded_like(mask: Tensor, weight: Any) -> Tensor:
     everywhere = [Replicate()] * weight.device_mesh.ndim
     whole_mask = DTensor.from_local(mask.to(weight.device), weight.device_mesh, everywhere, run_check=False)
     return whole_mask.redistribute(placements=weight.placements)
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+    __getattr__ = names_moved(
+        __name__,
+        {
+            "Weight": "rewa.weights.Decision",
+        },
+    )

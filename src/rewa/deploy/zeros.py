@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rewa._moved import names_moved
 from rewa.cutting import largest_of_all
 from rewa.modes import keeping_modes
 from rewa.sparsity import Count, Cut, Summary, count, prunable, summary, whole
@@ -289,3 +290,15 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         reshard(model)
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+    __getattr__ = names_moved(
+        __name__,
+        {
+            "Frozen": "rewa.deploy.freezing.Frozen",
+            "freeze_zeros": "rewa.deploy.freezing.freeze_zeros",
+            "keep_zeros": "rewa.deploy.freezing.keep_zeros",
+            "thaw": "rewa.deploy.freezing.thaw",
+        },
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rewa._moved import names_moved
 from rewa.methods.dense import Dense
 from rewa.methods.method import Bound, Method, Plan
 
@@ -171,3 +172,12 @@ class BoundWrapper(Bound[Wrapping]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hand the state to the other method."""
         self.on.load_state_dict(state)
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+    __getattr__ = names_moved(
+        __name__,
+        {
+            "On": "rewa.methods.wrapper.Wrapper",
+        },
+    )
