@@ -337,10 +337,10 @@ class Stages:
         return sweeping(progress, quiet=True)
 
     def _begin(self) -> None:
-        pass
+        """A stage has begun: a display shows its name, silence shows nothing."""
 
     def _progress(self) -> None:
-        pass
+        """Part of a stage is done: a display moves on, silence shows nothing."""
 
     def _rested(self) -> bool:
         """Whether it is time to show something again."""

@@ -105,3 +105,16 @@ def plain(model: nn.Module) -> dict[str, Tensor]:
     assert all(type(param) is nn.Parameter for param in model.parameters())
     assert not any("parametrizations" in name for name, _ in model.named_modules())
     return {name: param.detach() for name, param in model.named_parameters()}
+
+
+def fit_logistic(method: Method) -> Tensor:
+    """The weights of a logistic model after 60 steps on data of which the first two features decide."""
+    generator = torch.Generator().manual_seed(1)
+    X = torch.randn(400, 20, generator=generator)
+    target = (X[:, :2] @ torch.tensor([2.0, -2.0]) > 0).double()
+
+    def loss(model: nn.Module) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(model(X)[:, 0], target)
+
+    torch.manual_seed(0)
+    return train(method, nn.Linear(20, 1), loss, Plan(learning_rates=(0.5,) * 60, steps_per_epoch=1)).weight.detach()[0]
