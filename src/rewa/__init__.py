@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors; __getattr__ imports each nam
     from rewa.optim.attach import attach, detach
     from rewa.optim.groups import param_groups
     from rewa.optim.sgd import ReWASGD
+    from rewa.sparsifier import Sparsifier
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ __all__ = [
     "PackedFileError",
     "ReWAAdamW",
     "ReWASGD",
+    "Sparsifier",
     "accelerate",
     "attach",
     "detach",
@@ -61,6 +63,7 @@ _HOMES = {
     "rewa.deploy.surgery": ["shrink"],
     "rewa.deploy.freezing": ["freeze_zeros"],
     "rewa.deploy.zeros": ["finalize"],
+    "rewa.sparsifier": ["Sparsifier"],
 }
 _know_old_names()
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

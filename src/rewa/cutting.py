@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-__all__ = ["cubic", "cut", "global_masks", "largest", "largest_of_all"]
+__all__ = ["LAWS", "cubic", "cut", "global_masks", "largest", "largest_of_all", "largest_one_by_one"]
 
 
 def cubic(time: float) -> float:
@@ -25,6 +25,10 @@ def cubic(time: float) -> float:
         Zhu and Gupta, "To prune, or not to prune", ICLR workshop 2018.
     """
     return 1 - (1 - time) ** 3
+
+
+# By name: the share of the cut that is made at a time between 0 and 1.
+LAWS: dict[str, Callable[[float], float]] = {"cubic": cubic, "linear": float}
 
 
 def cut(tensors: Iterable[Tensor], threshold: float) -> None:
@@ -86,6 +90,76 @@ def largest_of_all(sizes: Mapping[str, Tensor], count: int, *, spare: Collection
         chosen = largest(flat.masked_fill(~spared, -1), count, last=last)
     parts = torch.split(chosen, [size.numel() for size in sizes.values()])
     return {name: part.view(size.shape) for (name, size), part in zip(sizes.items(), parts, strict=True)}
+
+
+def largest_one_by_one(sizes: Callable[[int], Tensor], number: int, count: int) -> Iterator[Tensor]:
+    """The masks of :func:`largest_of_all` with every layer spared, for tensors that are too large to be held together.
+
+    At most one tensor is in memory at a time, and of all the others a histogram: magnitudes that are not negative are ordered
+    as the bits of their numbers are, so that the upper 16 bits find the neighbourhood of the smallest one kept.
+
+    Args:
+        sizes: Returns the magnitudes of a tensor, by its index; called three times for each.
+        number: How many tensors.
+        count: How many weights to keep.
+
+    Yields:
+        For each tensor which of its weights to keep.
+
+    Example:
+        >>> tensors = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]
+        >>> [mask.tolist() for mask in largest_one_by_one(tensors.__getitem__, 2, count=2)]
+        [[False, True], [False, True]]
+    """
+    tops = [_top(sizes(index)) for index in range(number)]
+    alive = sum(value > 0 for value, _ in tops)
+    if count <= alive:  # one weight for each layer is more than there are: the largest of their largest
+        chosen = largest(torch.tensor([value for value, _ in tops], dtype=torch.float64), count).tolist()
+        for index, (_, place) in enumerate(tops):
+            mask = torch.zeros_like(sizes(index), dtype=torch.bool)
+            if chosen[index]:
+                mask.view(-1)[place] = True
+            yield mask
+        return
+
+    def spared(index: int) -> Tensor:
+        """The magnitudes, the top one as the largest of all: its layer keeps it."""
+        values, (value, place) = sizes(index).flatten(), tops[index]
+        if value > 0:
+            values[place] = math.inf
+        return values
+
+    bins = sum(torch.bincount(_upper_bits(spared(index)), minlength=1 << 15).cpu() for index in range(number))
+    assert isinstance(bins, Tensor)
+    above = bins.flip(0).cumsum(0).flip(0)  # how many are in a bin or above it
+    at = int((above >= count).nonzero().max())
+    near = torch.cat([(values := spared(index))[_upper_bits(values) == at].cpu() for index in range(number)])
+    needed = count - (int(above[at + 1]) if at + 1 < len(above) else 0)
+    bar = near.kthvalue(len(near) - needed + 1).values.item()
+    ties = needed - int((near > bar).sum())
+    for index in range(number):
+        values = spared(index)
+        mask = values > bar
+        if ties:
+            places = (values == bar).nonzero().flatten()[:ties]
+            mask[places] = True
+            ties -= len(places)
+        yield mask.view(sizes(index).shape)
+
+
+def _top(values: Tensor) -> tuple[float, int]:
+    """The largest value and its place, the first one of equals."""
+    if not values.numel():
+        return 0.0, 0
+    place = int(values.flatten().argmax())
+    return float(values.flatten()[place]), place
+
+
+def _upper_bits(values: Tensor) -> Tensor:
+    """The upper 16 bits of numbers that are not negative, as an index."""
+    if values.dtype is torch.float64:
+        return values.view(torch.int64) >> 48
+    return (values.float().view(torch.int32) >> 16).long()
 
 
 def global_masks(weights: Mapping[str, Tensor], zeros: float) -> dict[str, Tensor]:

@@ -102,20 +102,35 @@ def param_groups(
     if not isinstance(match, bool):
         raise ValueError(f"Invalid match: {match!r} (allowed: True or False; rewa.ReWASGD(match=...) takes a number)")
     watch_optimizers()
-    rules = dict(rules or {})
-    for pattern, settings in rules.items():
-        _check_rule(pattern, settings)
     sparse = {"K": K, "M": M, "eps": eps, "weight_decay": weight_decay}
     plain = {"K": 1, "M": 0, "eps": 0.0, "weight_decay": plain_weight_decay}
+    found, ruled = decided_by_rules(model, rules or {}, sparse, plain)
+    decided = [_for_training(decision, plain, match=match) for decision in found]
+    groups = _grouped(decided)
+    remember(model, ruled)
+    return ParamGroups(groups, decided)
+
+
+def decided_by_rules(
+    model: nn.Module, rules: Rules, sparse: dict[str, Any], plain: dict[str, Any]
+) -> tuple[list[Decision], list[Decision]]:
+    """The decision for each parameter of a model, and those that a rule made; nothing is remembered.
+
+    Args:
+        model: The model.
+        rules: As for :func:`param_groups`.
+        sparse: Settings of sparse weights, which rules change.
+        plain: Settings of all other parameters.
+    """
+    for pattern, settings in rules.items():
+        _check_rule(pattern, settings)
     decided, ruled = [], []
     for default in classify(model).values():
         decision, by_rule = _decide(default, rules, sparse, plain)
         ruled += [decision] if by_rule else []
-        decided.append(_for_training(decision, plain, match=match))
+        decided.append(decision)
     _check_all_used(rules, [decision.name for decision in decided])
-    groups = _grouped(decided)
-    remember(model, ruled)
-    return ParamGroups(groups, decided)
+    return decided, ruled
 
 
 def _decide(default: Decision, rules: Rules, sparse: dict[str, Any], plain: dict[str, Any]) -> tuple[Decision, bool]:

@@ -1,0 +1,618 @@
+r"""Say how sparse: a target on the optimizer you already have.
+
+A :class:`Sparsifier` hooks into ``optimizer.step``. After each step of the optimizer, ReWA's step follows in the same direction
+(:mod:`rewa.optim.growth`), so that large weights move faster than small ones; and between two points of the run the smallest
+weights become zero, more and more of them, until the share that was asked for is met exactly.
+
+The zeros are the mask: a weight that was cut stays at zero because it is zero. Nothing is stored beside the weights, and a
+checkpoint of the model and of its optimizer is all that it takes to resume.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import numbers
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rewa.cutting import LAWS, largest_one_by_one
+from rewa.modes import keeping_modes
+from rewa.names import close, nearest
+from rewa.optim.groups import Rules, decided_by_rules
+from rewa.optim.growth import MASTER, Grown, Growth, smallest, start_size
+from rewa.optim.misuse import core
+from rewa.sparsity import Count, Summary, count, summary
+from rewa.text_table import aligned
+from rewa.weights import Decision, computed, decisions, full, is_plain, local, remember, reshard, sharded_like
+
+__all__ = ["Sparsified", "Sparsifier"]
+
+KEY = "sparsifier"  # in the optimizer's first parameter group: how far it is, and the sizes that the weights started with
+CUTS = 100  # in a whole run; those between begin and end are made
+LEVELS = 40  # with max_drop: cuts between begin and end, each after an evaluation
+SPARSEST = 0.999  # with max_drop: the last level
+GROWTH = 1.0
+PATTERNS = ("unstructured",)
+WRAPPERS = re.compile(r"(^|\.)(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
+REWA = {"K": 2, "M": 1, "eps": 0.0, "weight_decay": 0.0}
+PLAIN = {"K": 1, "M": 0, "eps": 0.0, "weight_decay": 0.0}
+
+Evaluate = Callable[[nn.Module], float]
+_live: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Sparsified:
+    """What :meth:`Sparsifier.finish` found and did."""
+
+    summary: Summary  # of the whole model
+    count: Count  # of the weights that were to become sparse
+    target: float  # share of zeros that was asked for; with max_drop, what the value allowed
+    before: float  # share of zeros before the last cut, which a run that came to its end does not need
+    done: int
+    steps: int
+    value: float | None = None  # with max_drop: of the model as it is now, and the best one of the run
+    best: float | None = None
+    emptied: tuple[str, ...] = ()  # layers without any weight
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the weights that is exactly zero."""
+        return self.count.sparsity
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as :func:`rewa.save_packed` keeps them."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        zeros = self.count.total - self.count.nonzero
+        text = f"{zeros:,} of {self.count.total:,} weights are zero ({self.sparsity:.2%}) after {self.done:,} steps"
+        lines = [str(self.summary), text]
+        if self.before < self.sparsity:
+            lines.append(f"{self.before:.2%} were before the last cut, which no step of training has followed")
+        if self.value is not None and self.best is not None:
+            lines.append(f"value {self.value:.6g}, {self.best - self.value:.2g} below the best of the run")
+        if self.emptied:
+            lines.append(f"lost all their weights: {', '.join(self.emptied)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Weights that are cut together: one threshold for all of them."""
+
+    names: tuple[str, ...]
+    share: float  # of zeros in the end
+    total: int
+    pattern: str = ""
+
+    def zeros(self, part: float = 1.0) -> int:
+        """How many are zero after a part of the whole cut."""
+        return round(part * self.share * self.total)
+
+
+class Sparsifier:
+    r"""Makes a share of a model's weights zero in the course of its training, on the optimizer that trains it.
+
+    The training loop stays as it is: hooks on ``optimizer.step`` do the work. From ``begin`` to ``end`` of the run the smallest
+    weights of all layers together are cut, by the cubic law of gradual pruning; a layer never loses its last weight as long as
+    there are enough for all. What was cut stays zero, the rest trains on. From ``end`` on the number of zeros is exactly
+    ``round(sparsity * weights)``.
+
+    Between the cuts each step :math:`\Delta` of the optimizer is followed by one of ReWA in the same direction, for weights x
+    of a layer with the root mean square s at the start:
+
+    .. math:: x \leftarrow (x + \Delta) \left(1 + \tfrac{a}{2s}\,\mathrm{sign}(x)\,\Delta\right)^2
+
+    so that a weight moves :math:`1 + a|x|/s` times as far as it would. Large weights learn faster, small ones change their
+    sign as freely as before. With ``growth=0`` there is no second step, nor for optimizers of ReWA, whose step has its own scale.
+
+    Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
+    gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
+    sparsifier before or after loading.
+
+    Args:
+        model: The model.
+        optimizer: Any torch optimizer of its weights.
+        steps: The number of optimizer steps in the whole run.
+        sparsity: Share of the weights that is zero in the end; or shares for parts of the model,
+            ``{regular expression: share}``. The expression must match the whole name of a parameter, and the first that does
+            counts. Weights under one expression are cut together; those under none stay dense.
+        compression: Instead of ``sparsity``: weights over nonzero weights, 20 for 95 % zeros.
+        max_drop: Instead of ``sparsity``: most that the value of the model may lie below the best one of the run, in units of
+            the value. The run becomes as sparse as that allows.
+        evaluate: With ``max_drop``: takes the model and returns its value on validation data, larger is better.
+        begin: Where the first cut is made, as a share of the run.
+        end: Where the last cut is made.
+        schedule: How the share of zeros rises in between: ``"cubic"`` (fast at first) or ``"linear"``.
+        rules: Exceptions from which tensors are weights, as for :func:`rewa.param_groups`: ``{regular expression: None}`` keeps
+            a tensor dense, ``{regular expression: {"sparse": True}}`` makes it sparse.
+        growth: How much faster a weight of the usual size moves, a; by default what is best for the kind of the optimizer.
+        pattern: Which zeros there may be: ``"unstructured"``, anywhere.
+
+    Raises:
+        ValueError: For a value out of range, a model without weights that can become sparse, an optimizer that does not train
+            them, or one that has a sparsifier already. Nothing is changed then.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 1))
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> sparsifier = Sparsifier(model, optimizer, sparsity=0.9, steps=40)
+        >>> for _ in range(40):
+        ...     optimizer.zero_grad()
+        ...     model(torch.randn(8, 20)).square().mean().backward()
+        ...     optimizer.step()
+        >>> report = sparsifier.finish()
+        >>> report.summary.prunable
+        Count(total=1050, nonzero=105)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        steps: int,
+        sparsity: float | Mapping[str, float] | None = None,
+        compression: float | None = None,
+        max_drop: float | None = None,
+        evaluate: Evaluate | None = None,
+        begin: float = 0.25,
+        end: float = 0.75,
+        schedule: str = "cubic",
+        rules: Rules | None = None,
+        growth: float | None = None,
+        pattern: str = "unstructured",
+    ) -> None:
+        self._check_types(model, optimizer)
+        shares = _shares(sparsity, compression, max_drop, evaluate)
+        _check_course(steps, begin, end, schedule, growth, pattern)
+        self.model, self.optimizer, self.steps = model, core(optimizer), int(steps)
+        self.begin, self.end, self.schedule, self.pattern = begin, end, schedule, pattern
+        self.max_drop, self.evaluate = max_drop, evaluate
+        decided, ruled = _decided(model, rules)
+        owned = self._owned(decided)
+        self.pools = _pools(owned, shares)
+        self.weights = {name: owned[name] for pool in self.pools for name in pool.names}
+        self.growth = 0.0 if getattr(self.optimizer, "reads_rewa_keys", False) else GROWTH if growth is None else float(growth)
+        # Nothing was changed up to here, and nothing can fail from here on.
+        if rules is not None:
+            remember(model, ruled)
+        self._warned: set[str] = set()
+        self._begun = False
+        self._growth = Growth(self.optimizer)
+        self._state()
+        self._hook()
+
+    # ---------------------------------------------------------------------------------------------- the checks
+
+    def _check_types(self, model: Any, optimizer: Any) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Sparsifier needs the model first and its optimizer second, not {type(model).__name__} first")
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"Sparsifier needs the optimizer that trains the model, not {type(optimizer).__name__}")
+        other = _live.get(core(optimizer))
+        if other is not None and other() is not None:
+            raise ValueError(
+                f"this {type(core(optimizer)).__name__} has a sparsifier already: call its finish() or remove() first"
+            )
+
+    def _owned(self, decided: list[Decision]) -> dict[str, Tensor]:
+        """The weights that become sparse, by their names without what wrappers put before them."""
+        sparse = [one for one in decided if one.is_sparse and one.param.numel()]
+        if not sparse:
+            reasons = ", ".join(f"{one.name} ({one.reason})" for one in decided[:3])
+            raise ValueError(
+                f"the model has no weight that can become sparse: {reasons or 'no parameters'}. "
+                "rules={'name': {'sparse': True}} makes one"
+            )
+        trained = {id(param) for group in self.optimizer.param_groups for param in group["params"]}
+        missing = [one.name for one in sparse if one.param.requires_grad and id(one.param) not in trained]
+        if missing:
+            raise ValueError(
+                f"{type(self.optimizer).__name__} does not train {missing[0]!r}"
+                + (f" and {len(missing) - 1} more weights" if len(missing) > 1 else "")
+                + " of this model: make the optimizer from model.parameters(), after the model is moved, sharded or "
+                "compiled; or keep them dense, by rules={'name': None}"
+            )
+        weights = {WRAPPERS.sub("", one.name).lstrip("."): one.param for one in sparse if id(one.param) in trained}
+        if not weights:
+            raise ValueError(
+                "every weight that can become sparse has requires_grad=False: nothing would train around the zeros"
+            )
+        for name, param in weights.items():
+            if param.is_complex():
+                raise ValueError(f"{name!r} is {param.dtype}: keep it dense, by rules={{{name!r}: None}}")
+            if param.device.type == "meta":
+                raise ValueError(
+                    f"{name!r} is on the meta device: fill the model first, by to_empty and its own initialization"
+                )
+            settings = self._settings(param)
+            if settings is not None and not is_plain(settings) and not bool(full(param.detach().any())):
+                raise ValueError(
+                    f"{name!r} is all zero, which ReWA's step never leaves: start it at other values, or keep it dense, by "
+                    f"rules={{{name!r}: None}}"
+                )
+        return weights
+
+    def _settings(self, param: Tensor) -> dict[str, Any] | None:
+        """The settings of ReWA under which the optimizer trains a weight, if it is one of ReWA's."""
+        if not getattr(self.optimizer, "reads_rewa_keys", False):
+            return None
+        group = next(g for g in self.optimizer.param_groups if any(one is param for one in g["params"]))
+        found = {key: group.get(f"rewa_{key}", group.get(key)) for key in ("K", "M", "eps")}
+        return found if None not in found.values() else None
+
+    # --------------------------------------------------------------------------------------------- the course
+
+    @property
+    def done(self) -> int:
+        """Steps that the optimizer has made under this sparsifier."""
+        return int(self._state()["done"])
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the weights that is exactly zero now."""
+        return count(self.weights.values()).sparsity
+
+    @property
+    def target(self) -> float:
+        """Share of zeros that the plan has for this step; with ``max_drop``, that of the last cut."""
+        state = self._state()
+        return float(state["share"]) if self.max_drop is not None else self._planned(state["done"])
+
+    def _planned(self, done: int) -> float:
+        """Share of zeros after so many steps."""
+        part = self._part(done)
+        return sum(pool.zeros(part) for pool in self.pools) / sum(pool.total for pool in self.pools)
+
+    @property
+    def _cuts(self) -> tuple[int, int, int]:
+        """The steps after which the first cut and the last cut are made, and how many lie between two."""
+        first = min(self.steps, max(1, round(self.begin * self.steps)))
+        last = max(first, round(self.end * self.steps))
+        number = CUTS if self.max_drop is None else max(1, round(LEVELS * self.steps / max(1, last - first)))
+        return first, last, max(1, self.steps // number)
+
+    def _part(self, done: int) -> float:
+        """The part of the whole cut that is made after so many steps, between 0 and 1."""
+        first, last, every = self._cuts
+        if done >= last:
+            return 1.0
+        return 0.0 if done < first else LAWS[self.schedule]((done - first) // every * every / (last - first))
+
+    def _state(self) -> dict[str, Any]:
+        """How far it is. It lives in the optimizer's groups, and so in every checkpoint of the optimizer."""
+        group = self.optimizer.param_groups[0]
+        if KEY not in group:
+            if self._begun:
+                warnings.warn(
+                    "the optimizer's state was loaded from a checkpoint without a sparsifier: it starts at step 0 now",
+                    stacklevel=3,
+                )
+            sizes = {name: start_size(param) for name, param in self.weights.items()} if self.growth else {}
+            group[KEY] = {"done": 0, "share": 0.0, "best": -math.inf, "sizes": sizes}
+        self._begun = True
+        state: dict[str, Any] = group[KEY]
+        return state
+
+    # ---------------------------------------------------------------------------------------------- the hooks
+
+    def _hook(self) -> None:
+        _live[self.optimizer] = weakref.ref(self)
+        before, after = (torch.compiler.disable(hook) for hook in (self._before, self._after))  # type: ignore[no-untyped-call]
+        self._handles = [
+            self.optimizer.register_step_pre_hook(before),
+            self.optimizer.register_step_post_hook(after),
+        ]
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        closure = any(map(callable, (*args, *kwargs.values())))
+        self._growth.before(self._grown(), cutting=self._state()["share"] > 0, closure=closure)
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found_inf = getattr(optimizer, "found_inf", None)  # of a GradScaler that leaves it to a fused optimizer to skip a step
+        if found_inf is not None and bool(found_inf.item()):
+            self._growth.cancel()
+            return
+        self._growth.after()
+        state = self._state()
+        state["done"] += 1
+        if state["done"] == self.steps + 1:
+            warnings.warn(
+                f"step {state['done']:,} of a run that was planned with steps={self.steps:,}: the zeros stay as they are. Give "
+                "the number of optimizer steps in all epochs, so that the last cut is made in time",
+                stacklevel=4,
+            )
+        first, last, every = self._cuts
+        if first <= state["done"] and ((state["done"] - first) % every == 0 or state["done"] == last):
+            if self.max_drop is not None:
+                self._cut_if_allowed(state)
+            else:
+                part = self._part(state["done"])
+                self._cut(state, [pool.zeros(part) for pool in self.pools])
+
+    def _grown(self) -> list[Grown]:
+        sizes = self._state()["sizes"]
+        return [Grown(param, sizes.get(name, 1.0), self.growth) for name, param in self.weights.items()]
+
+    # ----------------------------------------------------------------------------------------------- the cuts
+
+    @torch.no_grad()
+    def _cut(self, state: dict[str, Any], zeros: Sequence[int]) -> None:
+        """Let each pool have so many zeros, the smallest of its weights; no more, and no others."""
+        if not any(zeros) and not state["share"]:
+            return
+        reshard(self.model)
+        for pool, number in zip(self.pools, zeros, strict=True):
+            params = [self.weights[name] for name in pool.names]
+            if state["share"] and count(params).nonzero == pool.total - number:
+                continue
+            masks = largest_one_by_one(functools.partial(_magnitudes, params), len(params), pool.total - number)
+            for param, mask in zip(params, masks, strict=True):
+                x, here = local(param.detach()), local(sharded_like(mask, param))
+                x.masked_fill_(~here, 0)
+                x.masked_fill_(here & (x == 0), smallest(x.dtype))
+        state["share"] = max(state["share"], sum(zeros) / sum(pool.total for pool in self.pools))
+
+    def _cut_if_allowed(self, state: dict[str, Any]) -> None:
+        """Go to the next level if the model is still worth enough."""
+        if state["done"] > self._cuts[1]:
+            return
+        value = self._value()
+        state["best"] = max(state["best"], value)
+        if value >= state["best"] - (self.max_drop or 0.0) and state["share"] < SPARSEST:
+            density = max(1 - SPARSEST, (1 - state["share"]) * (1 - SPARSEST) ** (1 / LEVELS))
+            self._cut(state, [round((1 - density) * self.pools[0].total)])
+
+    def _value(self) -> float:
+        assert self.evaluate is not None
+        with keeping_modes(self.model), torch.no_grad():
+            value = float(self.evaluate(self.model.eval()))
+        reshard(self.model)
+        if math.isnan(value):
+            raise ValueError("evaluate returned NaN: no cut can be judged by it")
+        return value
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def finish(self, *, cut: bool = True) -> Sparsified:
+        """End it: exactly as many zeros as were asked for, counted, and the optimizer as it was.
+
+        A run that stops before its last cut is cut now, with a warning, since no training follows. Zeros may train again in
+        later steps of the optimizer, unless :func:`rewa.freeze_zeros` keeps them.
+
+        Args:
+            cut: Whether to make the cuts that are missing; ``False`` leaves the weights as they are.
+
+        Returns:
+            A report: ``print`` it, or hand ``to_dict()`` to :func:`rewa.save_packed`.
+        """
+        state = self._state()
+        done, before = state["done"], self.sparsity
+        self._growth.cancel()
+        last = self._cuts[1]
+        if done < last:
+            warnings.warn(
+                f"finish() after {done:,} of {self.steps:,} steps, before the last cut at step {last:,}: {before:.2%} of the "
+                "weights are zero" + (", and the rest of the cut is made now, without training after it" if cut else ""),
+                stacklevel=2,
+            )
+        if cut and self.max_drop is None:
+            self._cut(state, [pool.zeros() for pool in self.pools])
+        value = best = None
+        if self.max_drop is not None:
+            value = self._value()
+            best = max(state["best"], value)
+            if value < best - self.max_drop:
+                warnings.warn(
+                    f"the value is {value:.6g}, more than max_drop={self.max_drop:g} below the best of the run, {best:.6g}: it "
+                    "did not recover from the last cut. Train longer, or allow more",
+                    stacklevel=2,
+                )
+        emptied = tuple(name for name, param in self.weights.items() if not bool(full(param.detach().any())))
+        if emptied:
+            warnings.warn(
+                f"no weight is left in {', '.join(emptied)}: such a layer returns a constant. A lower sparsity, or one of "
+                "their own, keeps some",
+                stacklevel=2,
+            )
+        share = float(state["share"])
+        self.remove()
+        return Sparsified(
+            summary=summary(self.model),
+            count=count(self.weights.values()),
+            target=self._planned(self.steps) if self.max_drop is None else share,
+            before=before,
+            done=done,
+            steps=self.steps,
+            value=value,
+            best=best,
+            emptied=emptied,
+        )
+
+    def remove(self) -> None:
+        """Take the hooks and the state off the optimizer; the weights stay as they are."""
+        self._growth.cancel()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if (found := _live.get(self.optimizer)) is not None and found() is self:
+            del _live[self.optimizer]
+            self.optimizer.param_groups[0].pop(KEY, None)
+            for param in self.weights.values():
+                self.optimizer.state.get(param, {}).pop(MASTER, None)
+        self._begun = False
+
+    # --------------------------------------------------------------------------------------- copies and checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it is: plain values. The optimizer's own ``state_dict()`` holds them as well."""
+        return copy.deepcopy(self._state())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another sparsifier was, for a checkpoint without the optimizer's state.
+
+        Args:
+            state: From :meth:`state_dict`.
+        """
+        if missing := {"done", "share", "best", "sizes"} - set(state):
+            raise ValueError(f"the state has no {', '.join(sorted(missing))}: it was not saved by a Sparsifier")
+        if self.growth and (missing := set(self.weights) - set(state["sizes"])):
+            raise ValueError(f"the state has no size of {sorted(missing)[0]!r}: it is of another model")
+        self.optimizer.param_groups[0][KEY] = copy.deepcopy(dict(state))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Sparsifier:
+        """A copy with copies of the model and the optimizer, which it hooks into."""
+        twin: Sparsifier = object.__new__(type(self))
+        memo[id(self)] = twin
+        for key, value in vars(self).items():
+            if key not in ("_handles", "_growth"):
+                setattr(twin, key, copy.deepcopy(value, memo))
+        twin._growth, twin._handles = Growth(twin.optimizer), []
+        if self._handles:
+            twin._hook()
+        return twin
+
+    # ------------------------------------------------------------------------------------------------ what it shows
+
+    @property
+    def line(self) -> str:
+        """Where the run is, in a line for a progress bar."""
+        done = self.done
+        aim = f"of {self._planned(self.steps):.1%}" if self.max_drop is None else f"within {self.max_drop:g}"
+        return f"step {done:,}/{self.steps:,}, zeros {self.sparsity:.1%} {aim}"
+
+    def __repr__(self) -> str:
+        return f"<Sparsifier of {len(self.weights)} tensors on {type(self.optimizer).__name__}: {self.line}>"
+
+    def __str__(self) -> str:
+        """What will be cut, when, and how the steps change."""
+        state = self._state()
+        first, last, every = self._cuts
+        rows = [("weight", "shape", "count", "usual size")]
+        for pool in self.pools:
+            for name in pool.names:
+                param, size = self.weights[name], state["sizes"].get(name)
+                shape = "x".join(map(str, param.shape)) or "scalar"
+                rows.append((name, shape, f"{param.numel():,}", "-" if size is None else f"{size:.3g}"))
+        lines = [aligned(rows, "<<>>", rule=True)]
+        if self.max_drop is not None:
+            lines.append(f"as many zeros as the value allows: within {self.max_drop:g} of the best of the run")
+        else:
+            for pool in self.pools:
+                left = pool.total - pool.zeros()
+                text = f"{pool.total:,} weights to {left:,} ({pool.share:.4g} zeros)"
+                lines.append(f"{pool.pattern}: {text}" if pool.pattern else text)
+        lines.append(f"cuts: from step {first:,} to {last:,} of {self.steps:,}, every {every:,} steps, {self.schedule}")
+        kind = type(self.optimizer).__name__
+        if self.growth:
+            lines.append(
+                f"steps: a weight of usual size moves {1 + self.growth:g} times as far as under {kind} alone, one near zero as "
+                "far (ReWA with p = 1 after each step)"
+            )
+        else:
+            lines.append(f"steps: those of {kind}")
+        lines.append(self.line)
+        return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------------------- the checks
+
+
+def _shares(
+    sparsity: float | Mapping[str, float] | None,
+    compression: float | None,
+    max_drop: float | None,
+    evaluate: Evaluate | None,
+) -> dict[str, float]:
+    """The share of zeros for each pattern; one that is empty stands for all weights."""
+    targets = {"sparsity": sparsity, "compression": compression, "max_drop": max_drop}
+    given = [name for name, value in targets.items() if value is not None]
+    if len(given) != 1:
+        raise ValueError(f"give exactly one of sparsity, compression and max_drop; got {', '.join(given) or 'none'}")
+    if (evaluate is None) != (max_drop is None):
+        raise ValueError(
+            "max_drop needs evaluate, a function that takes the model and returns its value on validation data"
+            if evaluate is None
+            else "evaluate is for max_drop: give that instead of a share"
+        )
+    if max_drop is not None:
+        if isinstance(max_drop, bool) or not 0 <= max_drop < math.inf:
+            raise ValueError(f"Invalid max_drop: {max_drop} (allowed: a finite number >= 0, in units of what evaluate returns)")
+        return {"": SPARSEST}
+    if compression is not None:
+        if isinstance(compression, bool) or not 1 <= compression < math.inf:
+            raise ValueError(f"Invalid compression: {compression} (allowed: a number >= 1, 20 for 95 % zeros)")
+        return {"": 1 - 1 / compression}
+    shares = dict(sparsity) if isinstance(sparsity, Mapping) else {"": sparsity}
+    if not shares:
+        raise ValueError("Invalid sparsity: {} (allowed: a share, or at least one pattern with its share)")
+    for pattern, share in shares.items():
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+            where = f" for {pattern!r}" if pattern else ""
+            hint = f"; {share} % is {share / 100:g}" if isinstance(share, (int, float)) and 1 < share < 100 else ""
+            raise ValueError(f"Invalid sparsity{where}: {share} (allowed: a share of zeros, at least 0 and below 1{hint})")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"sparsity: {pattern!r} is not a regular expression: {error}") from None
+    return {pattern: float(share) for pattern, share in shares.items() if share is not None}
+
+
+def _magnitudes(params: Sequence[Tensor], index: int) -> Tensor:
+    return full(params[index].detach()).abs()
+
+
+def _check_course(steps: Any, begin: float, end: float, schedule: str, growth: float | None, pattern: str) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
+        raise ValueError(f"Invalid steps: {steps!r} (allowed: a whole number >= 1, the optimizer steps of the whole run)")
+    if not (0 <= begin <= end <= 1):
+        raise ValueError(f"Invalid begin and end: {begin}, {end} (allowed: 0 <= begin <= end <= 1, shares of the run)")
+    if schedule not in LAWS:
+        raise ValueError(nearest("schedule", schedule, LAWS))
+    if growth is not None and (isinstance(growth, bool) or not 0 <= growth < math.inf):
+        raise ValueError(f"Invalid growth: {growth} (allowed: a finite number >= 0, or None for the default)")
+    if pattern not in PATTERNS:
+        raise ValueError(nearest("pattern", pattern, PATTERNS))
+
+
+def _decided(model: nn.Module, rules: Rules | None) -> tuple[list[Decision], list[Decision]]:
+    """The decision for each parameter, and those that rules made."""
+    reshard(model)
+    for found in computed(model):
+        if found.is_sparse:
+            raise found.error()
+    if rules is None:
+        return list(decisions(model).values()), []
+    return decided_by_rules(model, rules, REWA, PLAIN)
+
+
+def _pools(weights: Mapping[str, Tensor], shares: Mapping[str, float]) -> list[_Pool]:
+    """The weights that are cut together."""
+    names: dict[str, list[str]] = {pattern: [] for pattern in shares}
+    for name in weights:
+        if (pattern := next((one for one in shares if not one or re.fullmatch(one, name)), None)) is not None:
+            names[pattern].append(name)
+    pools = []
+    for pattern, share in shares.items():
+        if not names[pattern]:
+            such = close(pattern, weights, count=3, cutoff=0.3) or list(weights)[:3]
+            raise ValueError(f"sparsity: {pattern!r} matches no weight's whole name (such as {', '.join(such)}) that is left")
+        pool = _Pool(tuple(names[pattern]), share, sum(weights[name].numel() for name in names[pattern]), pattern)
+        if pool.zeros() >= pool.total:
+            raise ValueError(
+                f"Invalid sparsity: {share} of {pool.total:,} weights leaves none (allowed: at most {1 - 1 / pool.total:.4g})"
+            )
+        pools.append(pool)
+    return pools
