@@ -115,7 +115,7 @@ class Sparsifier:
     .. math:: x \leftarrow (x + \Delta) \left(1 + \tfrac{a}{2s}\,\mathrm{sign}(x)\,\Delta\right)^2
 
     so that a weight moves :math:`1 + a|x|/s` times as far as it would. Large weights learn faster, small ones change their
-    sign as freely as before. With ``growth=0`` there is no second step, nor for optimizers of ReWA, whose step has its own scale.
+    sign as freely as before. With ``growth=0``, and for optimizers of ReWA there is no second step.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
