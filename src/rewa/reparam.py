@@ -220,34 +220,29 @@ def adam_step_size(magnitude: float, K: float) -> float:
 
 
 def grown(
-    x: Tensor, move: Tensor, *, size: float, growth: float = 1.0, K: float = 2, M: float = 1, floor: float = 1.0
+    x: Tensor, move: Tensor, *, size: float, growth: float = 1.0, M: float = 1.0, most: float = math.inf, floor: float = 1.0
 ) -> Tensor:
-    r"""A weight after a step of some optimizer, and after ReWA's step in the same direction.
+    r"""A weight after a step :math:`\Delta` of some optimizer that is lengthened by ReWA's, in the same direction.
 
-    With :math:`z = x + c\,\Delta` for the optimizer's step :math:`\Delta`, and :math:`y = \mathrm{sign}(z)|z|^{1/K}`,
+    .. math:: x + \left(c + \min\left(a\,(|x|/s)^M,\, b\right)\right) \Delta
 
-    .. math:: y \leftarrow y + \frac{a}{K s^{2-p}}\,|y|^M \Delta, \qquad x = \mathrm{sign}(y)|y|^K,
-        \qquad p = 1 + \frac{1 - M}{K}
-
-    which to first order moves x by :math:`(c + a\,(|x|/s)^{2-p})\,\Delta`. For ``floor=0`` it is ReWA's step alone, matched to
-    the optimizer's at :math:`|x| = s` and multiplied by a.
+    For ``floor=0`` it is ReWA's own step with ``K=1``, matched to the optimizer's at :math:`|x| = s`, times a; its penalty has
+    the exponent :math:`p = 2 - M`. The floor lets small weights move, and change their sign, as freely as without it.
 
     Args:
         x: The weight before the step.
         move: The optimizer's step :math:`\Delta`.
         size: A usual magnitude s of the weight.
-        growth: How far ReWA's step moves a weight of that size, for each unit of the optimizer's: a.
-        K: Order of the reparameterization.
+        growth: What a weight of that size adds to its step, as a multiple: a.
         M: Adaptivity exponent.
+        most: The largest multiple b that any weight adds.
         floor: Share c of the optimizer's step that every weight makes.
 
     Example:
         >>> grown(torch.tensor([0.0, 1.0, 2.0]), torch.tensor(0.01), size=1.0)
-        tensor([0.0101, 1.0201, 2.0302])
+        tensor([0.0100, 1.0200, 2.0300])
     """
-    z = x + floor * move
-    y = to_y(z, K)
-    return moved(z, y, adaptive_scale(y, K, M, 0.0) * (growth / step_size(size, K, M)) * move, K)
+    return x + (floor + (growth * power(x.abs() / size, M)).clamp(max=most)) * move
 
 
 def flush_subnormal(x: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ CUTS = 100  # in a whole run; those between begin and end are made
 LEVELS = 40  # with max_drop: cuts between begin and end, each after an evaluation
 SPARSEST = 0.999  # with max_drop: the last level
 GROWTH = 1.0
+REACH = 2.0  # a lengthened step is at most that of so many times the highest learning rate up to now
 PATTERNS = ("unstructured",)
 WRAPPERS = re.compile(r"(^|\.)(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
 REWA = {"K": 2, "M": 1, "eps": 0.0, "weight_decay": 0.0}
@@ -301,7 +302,7 @@ class Sparsifier:
                     stacklevel=3,
                 )
             sizes = {name: start_size(param) for name, param in self.weights.items()} if self.growth else {}
-            group[KEY] = {"done": 0, "share": 0.0, "best": -math.inf, "sizes": sizes}
+            group[KEY] = {"done": 0, "share": 0.0, "best": -math.inf, "sizes": sizes, "peaks": {}}
         self._begun = True
         state: dict[str, Any] = group[KEY]
         return state
@@ -317,8 +318,8 @@ class Sparsifier:
         ]
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        closure = any(map(callable, (*args, *kwargs.values())))
-        self._growth.before(self._grown(), cutting=self._state()["share"] > 0, closure=closure)
+        state, closure = self._state(), any(map(callable, (*args[1:], *kwargs.values())))
+        self._growth.before(self._grown(state), cutting=state["share"] > 0, closure=closure)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found_inf = getattr(optimizer, "found_inf", None)  # of a GradScaler that leaves it to a fused optimizer to skip a step
@@ -342,9 +343,17 @@ class Sparsifier:
                 part = self._part(state["done"])
                 self._cut(state, [pool.zeros(part) for pool in self.pools])
 
-    def _grown(self) -> list[Grown]:
-        sizes = self._state()["sizes"]
-        return [Grown(param, sizes.get(name, 1.0), self.growth) for name, param in self.weights.items()]
+    def _grown(self, state: dict[str, Any]) -> list[Grown]:
+        """The weights with what their next step may be lengthened by."""
+        most: dict[int, float] = {}
+        for index, group in enumerate(self.optimizer.param_groups if self.growth else ()):
+            lr = float(group.get("lr", 0.0))
+            peak = state["peaks"][index] = max(lr, state["peaks"].get(index, 0.0))
+            most |= dict.fromkeys(map(id, group["params"]), max(0.0, REACH * peak / lr - 1) if lr > 0 else 0.0)
+        return [
+            Grown(param, state["sizes"].get(name, 1.0), self.growth, most.get(id(param), 0.0))
+            for name, param in self.weights.items()
+        ]
 
     # ----------------------------------------------------------------------------------------------- the cuts
 
@@ -466,7 +475,7 @@ class Sparsifier:
         Args:
             state: From :meth:`state_dict`.
         """
-        if missing := {"done", "share", "best", "sizes"} - set(state):
+        if missing := {"done", "share", "best", "sizes", "peaks"} - set(state):
             raise ValueError(f"the state has no {', '.join(sorted(missing))}: it was not saved by a Sparsifier")
         if self.growth and (missing := set(self.weights) - set(state["sizes"])):
             raise ValueError(f"the state has no size of {sorted(missing)[0]!r}: it is of another model")

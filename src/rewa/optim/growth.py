@@ -1,7 +1,8 @@
-r"""ReWA's step after that of another optimizer, in the same direction: what :class:`rewa.Sparsifier` adds to each step.
+r"""Steps that large weights make longer: what :class:`rewa.Sparsifier` does to each step of an optimizer.
 
-The optimizer is not asked what it is: its step is the difference between the weights before and after it. The formula is
-:func:`rewa.reparam.grown` with ``K=2, M=1``, for which it needs no root.
+The optimizer is not asked what it is: its step :math:`\Delta` is the difference between the weights before and after it, and
+:func:`rewa.reparam.grown` lengthens it. That needs a copy of the weights for as long as the step takes. On a CPU the steps of
+torch's SGD, Adam and AdamW are known: there one kernel makes the step and lengthens it in one pass over memory, without a copy.
 
 A weight that is exactly zero once cutting has begun was cut, and stays zero; one that comes to zero by chance gets the smallest
 normal number instead. So the zeros are the mask, and no other is stored.
@@ -9,20 +10,34 @@ normal number instead. So the zeros are the mask, and no other is stored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from rewa import native
+from rewa.optim.fused import CHUNK, GRAIN, one_block
 from rewa.optim.optimizer import LOW_PRECISION
+from rewa.reparam import grown
 from rewa.weights import full, local
 
-__all__ = ["Grown", "Growth", "smallest", "start_size"]
+__all__ = ["MASTER", "Grown", "Growth", "smallest", "start_size"]
 
 MASTER = "master"  # in the optimizer's state of a weight in low precision: its value in float32
+SOURCE = Path(__file__).with_name("growth.cpp")
+REALS = {torch.float32: "float", torch.float64: "double"}
+POINTERS = ("x", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+# struct Tensor of growth.cpp: numel and first chunk, a pointer for each of POINTERS, and its numbers.
+ROW = struct.Struct(f"@2q{len(POINTERS)}P11d")
+
+Setting = tuple[Any, ...]  # what a kernel is compiled for
 
 
 def smallest(dtype: torch.dtype) -> float:
@@ -48,13 +63,14 @@ def start_size(weight: Tensor) -> float:
     return (total / nonzero) ** 0.5 if total else float((3 * inputs) ** -0.5)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Grown:
-    """A weight whose steps are followed by ReWA's."""
+    """A weight whose steps are lengthened."""
 
     param: Tensor
     size: float  # of a usual weight at the start
-    growth: float  # 0: the optimizer's step alone
+    growth: float  # 0: the optimizer's step as it is
+    most: float  # of what is added to a step, as a multiple of it
 
 
 @dataclass
@@ -63,12 +79,12 @@ class _Before:
 
     one: Grown
     x: Tensor | None  # None where only the zeros matter
-    zero: Tensor | None
+    zero: Tensor | None  # which were cut; None before the first cut
     low: tuple[Tensor, Tensor | None] | None  # of a weight in low precision: its storage and gradient
 
 
 class Growth:
-    """The steps of an optimizer, followed by ReWA's.
+    """The steps of an optimizer, lengthened.
 
     Args:
         optimizer: The optimizer.
@@ -77,10 +93,12 @@ class Growth:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.kept: list[_Before] = []
+        self.hidden: list[tuple[Grown, dict[str, Any], Tensor]] = []  # weights for the kernel: their groups and gradients
+        self.cutting = False
 
     @torch.no_grad()
     def before(self, weights: Sequence[Grown], *, cutting: bool, closure: bool) -> None:
-        """Note the weights before the optimizer's step.
+        """Note the weights before the optimizer's step, or hide their gradients from it, for the kernel to make the step.
 
         Args:
             weights: The weights.
@@ -88,43 +106,89 @@ class Growth:
             closure: Whether the step evaluates the model.
         """
         self.cancel()
+        self.cutting = cutting
+        groups = {id(param): group for group in self.optimizer.param_groups for param in group["params"]}
         for one in weights:
-            if one.param.grad is None and not closure:
+            param, group = one.param, groups.get(id(one.param))
+            if group is None or (param.grad is None and not closure):
                 continue
-            low = self._lift(one.param, closure) if self._is_lifted(one) else None
-            x = local(one.param.detach())
+            if not closure and one.growth and _is_known(self.optimizer, param, group) and self._kernel_for(group, param):
+                assert param.grad is not None
+                self.hidden.append((one, group, param.grad))
+                param.grad = None
+                continue
+            low = self._lift(param, closure) if param.dtype in LOW_PRECISION and one.growth else None
+            x = local(param.detach())
             zero = x == 0 if cutting else None
-            if zero is not None and one.param.grad is not None and one.param.grad.layout is torch.strided:
+            if zero is not None and param.grad is not None and param.grad.layout is torch.strided:
                 # An optimizer that mixes the coordinates of a tensor must not see these, nor build up momentum for them.
-                local(one.param.grad).masked_fill_(zero, 0)
+                local(param.grad).masked_fill_(zero, 0)
             self.kept.append(_Before(one, x.clone() if one.growth else None, zero, low))
 
     @torch.no_grad()
     def after(self) -> None:
-        """Add ReWA's step to that of the optimizer, and keep zeros at zero."""
+        """Lengthen the step that the optimizer made, and keep zeros at zero."""
+        self._launch()
         for before in self.kept:
-            x = local(before.one.param.detach())
+            one, x = before.one, local(before.one.param.detach())
             if before.x is not None:
-                move = torch.sub(x, before.x, out=before.x)
-                factor = move.mul_(torch.sign(x)).mul_(before.one.growth / (2 * before.one.size)).add_(1)
-                x.mul_(factor.mul_(factor.abs()))
+                x.copy_(grown(before.x, x - before.x, size=one.size, growth=one.growth, most=one.most))
             if before.zero is not None:
-                x.masked_fill_(before.zero, 0)
-                x.masked_fill_((x == 0) & ~before.zero, smallest(x.dtype))
+                x.masked_fill_(x == 0, smallest(x.dtype)).masked_fill_(before.zero, 0)
         self.cancel()
 
     @torch.no_grad()
     def cancel(self) -> None:
         """Forget what was noted: also after a step that was skipped, or that failed."""
+        for one, _, grad in self.hidden:
+            one.param.grad = grad
         for before in self.kept:
             if before.low is not None:
                 self._lower(before.one.param, *before.low)
-        self.kept = []
+        self.kept, self.hidden = [], []
 
-    # -------------------------------------------------------------------------------------------- low precision
+    # ------------------------------------------------------------------------------------------------ the kernel
 
-    def _is_lifted(self, one: Grown) -> bool:
-        return one.param.dtype in LOW_PRECISION and bool(one.growth)
+    def _setting(self, group: dict[str, Any], param: Tensor) -> Setting:
+        """What a kernel is compiled for."""
+        if "betas" in group:
+            return param.dtype, self.cutting, True, bool(group["amsgrad"]), self._decoupled(group), False, False
+        return param.dtype, self.cutting, False, False, False, bool(group["momentum"]), bool(group["nesterov"])
+
+    def _decoupled(self, group: dict[str, Any]) -> bool:
+        return bool(group.get("decoupled_weight_decay", type(self.optimizer) is AdamW))
+
+    def _kernel_for(self, group: dict[str, Any], param: Tensor) -> bool:
+        return _kernel(*self._setting(group, param)) is not None
+
+    def _launch(self) -> None:
+        """Make the steps of the weights whose gradients are hidden, with one call for each kernel."""
+        scale = getattr(self.optimizer, "grad_scale", None)  # a GradScaler's, which leaves it to a fused optimizer
+        factor = 1.0 if scale is None else 1.0 / float(scale.item())
+        pending: dict[Setting, list[tuple[Tensor, tuple[Any, ...]]]] = {}
+        for one, group, grad in self.hidden:
+            param, state = one.param, self.optimizer.state[one.param]
+            first = _begin_state(state, param, group)
+            tensors = {"x": param, "grad": grad, **{key: state[key] for key in POINTERS if isinstance(state.get(key), Tensor)}}
+            pointers = [tensors[key].data_ptr() if key in tensors else 0 for key in POINTERS]
+            numbers = _numbers(group, state, factor, first=first, decoupled=self._decoupled(group))
+            row = (*pointers, one.growth / one.size, one.most, *numbers)
+            pending.setdefault(self._setting(group, param), []).append((param, row))
+        for setting, rows in pending.items():
+            memory = bytearray(ROW.size * len(rows))
+            chunks = total = 0
+            for position, (param, row) in enumerate(rows):
+                ROW.pack_into(memory, ROW.size * position, param.numel(), chunks, *row)
+                chunks += -(-param.numel() // CHUNK)
+                total += param.numel()
+            kernel = _kernel(*setting)
+            assert kernel is not None  # or the gradients would not have been hidden
+            threads = max(1, min(torch.get_num_threads(), total // GRAIN))
+            kernel(ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(rows), chunks, threads)
+            # As any write in place does: a second backward through the old weights must be an error, not a wrong gradient.
+            torch.autograd.graph.increment_version([param for param, _ in rows])
+
+    # --------------------------------------------------------------------------------------------- low precision
 
     def _lift(self, param: Tensor, closure: bool) -> tuple[Tensor, Tensor | None]:
         """Let the optimizer step the float32 value of a weight in low precision, in which small steps would be lost."""
@@ -159,3 +223,54 @@ class Growth:
         param.data = x
         param.grad = grad
         self.optimizer.state[param][MASTER] = master
+
+
+def _is_known(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> bool:
+    """Whether the kernel can make the optimizer's step for a weight: it trusts addresses, types and layouts."""
+    if type(optimizer) not in (SGD, Adam, AdamW) or group.get("differentiable") or group.get("capturable"):
+        return False
+    state = optimizer.state.get(param, {})
+    tensors = [param, param.grad, *(state[key] for key in POINTERS if isinstance(state.get(key), Tensor))]
+    same = all(tensor is not None and tensor.dtype is param.dtype for tensor in tensors)
+    return param.dtype in REALS and same and one_block(tensors)
+
+
+def _begin_state(state: dict[str, Any], param: Tensor, group: dict[str, Any]) -> bool:
+    """Make the state that torch would make at a weight's first step; whether this is the first."""
+    if "betas" not in group:
+        if not group["momentum"] or state.get("momentum_buffer") is not None:
+            return False
+        state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        return True
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        for key in ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])):
+            state[key] = torch.zeros_like(param, memory_format=torch.preserve_format)
+    state["step"] += 1
+    return False
+
+
+def _numbers(group: dict[str, Any], state: dict[str, Any], factor: float, *, first: bool, decoupled: bool) -> tuple[float, ...]:
+    """The numbers of ``struct Tensor`` from ``grad_factor`` on."""
+    lr, decay, factor = float(group["lr"]), float(group["weight_decay"]), -factor if group["maximize"] else factor
+    if "betas" not in group:
+        return factor, decay, lr, group["momentum"], 1.0 if first else 1.0 - group["dampening"], 0.0, 0.0, 0.0, 1.0
+    (beta1, beta2), step = map(float, group["betas"]), float(state["step"])
+    rate, correction = lr / (1 - beta1**step), (1 - beta2**step) ** 0.5
+    return factor, lr * decay if decoupled else decay, rate, 0.0, 0.0, beta1, beta2, float(group["eps"]), correction
+
+
+@functools.cache
+def _kernel(
+    dtype: torch.dtype, cutting: bool, adam: bool, amsgrad: bool, decoupled: bool, momentum: bool, nesterov: bool
+) -> Callable[..., None] | None:
+    """The compiled step for one setting, or None, with one warning for the process, where it is not available."""
+    values = {"REAL": REALS[dtype], "CHUNK": CHUNK, "CUTTING": int(cutting), "ADAM": int(adam), "AMSGRAD": int(amsgrad)}
+    values |= {"DECOUPLED": int(decoupled), "MOMENTUM": int(momentum), "NESTEROV": int(nesterov)}
+    library: Any = native.kernel(
+        SOURCE,
+        {"rewa_growth": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)},
+        values,
+        otherwise="a slower step with a copy of the weights is made instead",
+    )
+    return None if library is None else library.rewa_growth
