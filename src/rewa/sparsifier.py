@@ -183,7 +183,7 @@ class Sparsifier:
         self.max_drop, self.evaluate = max_drop, evaluate
         decided, ruled = _decided(model, rules)
         owned = self._owned(decided)
-        self.pools = _pools(owned, shares)
+        self.pools = _pools(owned, shares, bounded=max_drop is None)
         self.weights = {name: owned[name] for pool in self.pools for name in pool.names}
         self.growth = 0.0 if getattr(self.optimizer, "reads_rewa_keys", False) else GROWTH if growth is None else float(growth)
         # Nothing was changed up to here, and nothing can fail from here on.
@@ -302,7 +302,9 @@ class Sparsifier:
                     stacklevel=3,
                 )
             sizes = {name: start_size(param) for name, param in self.weights.items()} if self.growth else {}
-            group[KEY] = {"done": 0, "share": 0.0, "best": -math.inf, "sizes": sizes, "peaks": {}}
+            group[KEY] = {"done": 0, "share": 0.0, "sizes": sizes, "peaks": {}}
+            if self.max_drop is not None:
+                group[KEY] |= {"best": -math.inf, "stride": 1.0, "taken": {}, "share_before": 0.0}
         self._begun = True
         state: dict[str, Any] = group[KEY]
         return state
@@ -372,17 +374,41 @@ class Sparsifier:
                 x, here = local(param.detach()), local(sharded_like(mask, param))
                 x.masked_fill_(~here, 0)
                 x.masked_fill_(here & (x == 0), smallest(x.dtype))
-        state["share"] = max(state["share"], sum(zeros) / sum(pool.total for pool in self.pools))
+        state["share"] = sum(zeros) / sum(pool.total for pool in self.pools)
 
+    @torch.no_grad()
     def _cut_if_allowed(self, state: dict[str, Any]) -> None:
-        """Go to the next level if the model is still worth enough."""
-        if state["done"] > self._cuts[1]:
+        """Go to the next level if the model is still worth enough; else take the last cut back, and try half of it later."""
+        last = self._cuts[1]
+        if state["done"] > last:
             return
         value = self._value()
         state["best"] = max(state["best"], value)
-        if value >= state["best"] - (self.max_drop or 0.0) and state["share"] < SPARSEST:
-            density = max(1 - SPARSEST, (1 - state["share"]) * (1 - SPARSEST) ** (1 / LEVELS))
-            self._cut(state, [round((1 - density) * self.pools[0].total)])
+        if value < state["best"] - (self.max_drop or 0.0):
+            state["stride"] /= 2
+            self._take_back(state)
+            return
+        state["taken"] = {}
+        if state["done"] < last and state["share"] < SPARSEST:
+            density = max(1 - SPARSEST, (1 - state["share"]) * (1 - SPARSEST) ** (state["stride"] / LEVELS))
+            total, share, before = self.pools[0].total, state["share"], {}
+            for name, param in self.weights.items():
+                before[name] = local(param.detach()).clone()
+            self._cut(state, [min(total - 1, round((1 - density) * total))])
+            for name, param in self.weights.items():
+                gone = ((local(param.detach()) == 0) & (before[name] != 0)).flatten().nonzero().flatten()
+                state["taken"][name] = (gone, before.pop(name).flatten()[gone])
+            state["share_before"] = share
+
+    def _take_back(self, state: dict[str, Any]) -> None:
+        """Undo the last cut: the weights have the values again that they were cut at."""
+        for name, (places, values) in state["taken"].items():
+            x = local(self.weights[name].detach())
+            flat = x.flatten()
+            flat[places.to(x.device)] = values.to(x.device, x.dtype)
+            x.copy_(flat.view_as(x))
+        if state["taken"]:
+            state["share"], state["taken"] = state["share_before"], {}
 
     def _value(self) -> float:
         assert self.evaluate is not None
@@ -475,7 +501,7 @@ class Sparsifier:
         Args:
             state: From :meth:`state_dict`.
         """
-        if missing := {"done", "share", "best", "sizes", "peaks"} - set(state):
+        if missing := set(self._state()) - set(state):
             raise ValueError(f"the state has no {', '.join(sorted(missing))}: it was not saved by a Sparsifier")
         if self.growth and (missing := set(self.weights) - set(state["sizes"])):
             raise ValueError(f"the state has no size of {sorted(missing)[0]!r}: it is of another model")
@@ -607,8 +633,8 @@ def _decided(model: nn.Module, rules: Rules | None) -> tuple[list[Decision], lis
     return decided_by_rules(model, rules, REWA, PLAIN)
 
 
-def _pools(weights: Mapping[str, Tensor], shares: Mapping[str, float]) -> list[_Pool]:
-    """The weights that are cut together."""
+def _pools(weights: Mapping[str, Tensor], shares: Mapping[str, float], *, bounded: bool) -> list[_Pool]:
+    """The weights that are cut together; if bounded, some must be left."""
     names: dict[str, list[str]] = {pattern: [] for pattern in shares}
     for name in weights:
         if (pattern := next((one for one in shares if not one or re.fullmatch(one, name)), None)) is not None:
@@ -619,7 +645,7 @@ def _pools(weights: Mapping[str, Tensor], shares: Mapping[str, float]) -> list[_
             such = close(pattern, weights, count=3, cutoff=0.3) or list(weights)[:3]
             raise ValueError(f"sparsity: {pattern!r} matches no weight's whole name (such as {', '.join(such)}) that is left")
         pool = _Pool(tuple(names[pattern]), share, sum(weights[name].numel() for name in names[pattern]), pattern)
-        if pool.zeros() >= pool.total:
+        if pool.zeros() >= pool.total and bounded:
             raise ValueError(
                 f"Invalid sparsity: {share} of {pool.total:,} weights leaves none (allowed: at most {1 - 1 / pool.total:.4g})"
             )

@@ -167,7 +167,8 @@ class Growth:
         factor = 1.0 if scale is None else 1.0 / float(scale.item())
         pending: dict[Setting, list[tuple[Tensor, tuple[Any, ...]]]] = {}
         for one, group, grad in self.hidden:
-            param, state = one.param, self.optimizer.state[one.param]
+            param, stateful = one.param, "betas" in group or bool(group["momentum"])
+            state: dict[str, Any] = self.optimizer.state[param] if stateful else {}  # asking makes an entry
             first = _begin_state(state, param, group)
             tensors = {"x": param, "grad": grad, **{key: state[key] for key in POINTERS if isinstance(state.get(key), Tensor)}}
             pointers = [tensors[key].data_ptr() if key in tensors else 0 for key in POINTERS]

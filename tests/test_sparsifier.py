@@ -1,0 +1,673 @@
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import math
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import rewa
+from rewa.cutting import cubic, global_masks
+from rewa.sparsifier import KEY, Sparsified
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2),
+    "nadam": lambda params: torch.optim.NAdam(params, lr=1e-2),  # not known to the kernel
+    "rewa": lambda params: rewa.ReWASGD(params, lr=0.05, momentum=0.9),
+}
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.LayerNorm(12), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    data = torch.randn(16, 6, generator=generator, dtype=torch.float64)
+    return data.to(torch.get_default_dtype()), (data[:, 0] > 0).long() + (data[:, 1] > 0).long()
+
+
+def make(kind: str, model: nn.Module) -> Optimizer:
+    return OPTIMIZERS[kind](rewa.param_groups(model, K=2, M=1) if kind == "rewa" else model.parameters())
+
+
+def train(model: nn.Module, optimizer: Optimizer, start: int, end: int) -> None:
+    for step in range(start, end):
+        optimizer.zero_grad()
+        data, label = batch(step)
+        nn.functional.cross_entropy(model(data), label).backward()
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in model.state_dict().values()]
+
+
+def zeros(model: nn.Module) -> int:
+    left = rewa.sparsity.count(rewa.sparsity.prunable(model).values())
+    return left.total - left.nonzero
+
+
+# What it promises.
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    share=st.floats(0, 0.999),
+    steps=st.integers(1, 25),
+    kind=st.sampled_from(list(OPTIMIZERS)),
+    window=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    schedule=st.sampled_from(["cubic", "linear"]),
+    seed=st.integers(0, 1000),
+)
+def test_the_target_is_met_exactly_from_end_on(sizes, share, steps, kind, window, schedule, seed) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(sizes)))
+    total = sum(a * b for a, b in itertools.pairwise(sizes))
+    wanted = round(share * total)
+    if wanted == total:
+        with pytest.raises(ValueError, match="leaves none"):
+            rewa.Sparsifier(model, make(kind, model), sparsity=share, steps=steps)
+        return
+    optimizer = make(kind, model)
+    begin, end = sorted(window)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=share, steps=steps, begin=begin, end=end, schedule=schedule)
+    last = max(1, round(begin * steps), round(end * steps))
+    counts = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, sizes[0])).square().mean().backward()
+        optimizer.step()
+        counts.append(zeros(model))
+    assert counts == sorted(counts)
+    assert counts[last - 1 :] == [wanted] * (steps - last + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a layer that lost all its weights
+        report = sparsifier.finish()
+    assert report.count.total - report.count.nonzero == zeros(model) == wanted
+    assert report.before == pytest.approx(wanted / total)
+
+
+@pytest.mark.parametrize("kind", list(OPTIMIZERS))
+def test_no_layer_loses_its_last_weight_while_there_are_enough(kind: str) -> None:
+    model = network()
+    with torch.no_grad():
+        model[3].weight.mul_(1e-3)
+    optimizer = make(kind, model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=40)
+    train(model, optimizer, 0, 40)
+    assert zeros(model) == round(0.9 * 252)
+    assert all(weight.any() for weight in rewa.sparsity.prunable(model).values())
+    assert sparsifier.finish().emptied == ()
+
+
+def test_a_target_below_one_weight_per_layer_is_met_and_said() -> None:
+    model = network()
+    optimizer = make("sgd", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=250 / 252, steps=10)
+    train(model, optimizer, 0, 10)
+    with pytest.warns(UserWarning, match=r"no weight is left in \d\.weight: such a layer returns a constant"):
+        report = sparsifier.finish()
+    assert report.count.nonzero == 2
+    assert len(report.emptied) == 1
+
+
+def test_compression_and_shares_of_parts() -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    rewa.Sparsifier(model, optimizer, compression=4, steps=8)
+    train(model, optimizer, 0, 8)
+    assert zeros(model) == round(0.75 * 252)
+
+    model = network()
+    before = model[5].weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity={r"0\..*": 0.5, r"3\.weight": 0.9}, steps=8)
+    plain = copy.deepcopy(model)
+    train(model, optimizer, 0, 1)
+    other = torch.optim.SGD(plain.parameters(), lr=0.05)
+    train(plain, other, 0, 1)
+    assert torch.equal(model[5].weight, plain[5].weight)  # under no pattern: trained as without it
+    assert not torch.equal(model[5].weight, before)
+    train(model, optimizer, 1, 8)
+    report = sparsifier.finish()
+    assert [int((model[i].weight == 0).sum()) for i in (0, 3, 5)] == [36, round(0.9 * 144), 0]
+    assert report.count.total == 72 + 144
+
+
+def test_rules_decide_as_for_param_groups() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rules: dict[str, Any] = {r"0\.weight": {"sparse": True}, r"2\.weight": None}
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.5, steps=4, rules=rules)
+    assert list(sparsifier.weights) == ["0.weight", "1.weight"]
+    assert list(rewa.sparsity.prunable(model)) == ["0.weight", "1.weight"]  # what counts and deploys knows it too
+
+
+# What it does to a step.
+
+
+@pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam", "adamw", "amsgrad", "maximize", "decay"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernel_and_copy_make_the_same_steps(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_default_dtype(dtype)
+    made: dict[str, Callable[[Any], Optimizer]] = {
+        "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, dampening=0.3, weight_decay=1e-2),
+        "nesterov": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
+        "decay": lambda params: torch.optim.SGD(params, lr=0.05, weight_decay=1e-2),
+        "adam": lambda params: torch.optim.Adam(params, lr=1e-2, weight_decay=1e-2),
+        "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=1e-1),
+        "amsgrad": lambda params: torch.optim.AdamW(params, lr=1e-2, amsgrad=True),
+        "maximize": lambda params: torch.optim.Adam(params, lr=1e-3, maximize=True),
+    }
+    start, results, states = network(), [], []
+    for known in (True, False):
+        if not known:
+            monkeypatch.setattr("rewa.optim.growth._is_known", lambda *_: False)
+        model = copy.deepcopy(start)
+        optimizer = made[kind](model.parameters())
+        rewa.Sparsifier(model, optimizer, sparsity=0.8, steps=30)
+        train(model, optimizer, 0, 30)
+        assert zeros(model) == round(0.8 * 252)
+        results.append(weights(model))
+        states.append(optimizer.state_dict()["state"])
+    near = {"rtol": 1e-10, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1e-2, "atol": 1e-4}
+    torch.testing.assert_close(results[0], results[1], **near)
+    assert [sorted(state) for state in states[0].values()] == [sorted(state) for state in states[1].values()]
+
+
+def test_gradients_are_there_after_the_step_as_before() -> None:
+    for kind in ("adamw", "nadam"):
+        model = network()
+        optimizer = make(kind, model)
+        rewa.Sparsifier(model, optimizer, sparsity=0.8, steps=30)
+        nn.functional.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+        before = [param.grad.clone() for param in model.parameters()]
+        optimizer.step()
+        assert all(torch.equal(param.grad, old) for param, old in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("kind", list(OPTIMIZERS))
+def test_without_growth_it_is_gradual_pruning_by_hand(kind: str) -> None:
+    steps, share = 50, 0.9
+    model = network()
+    by_hand = copy.deepcopy(model)
+    optimizer, other = make(kind, model), make(kind, by_hand)
+    rewa.Sparsifier(model, optimizer, sparsity=share, steps=steps, growth=0, begin=0.2, end=0.8)
+    train(model, optimizer, 0, steps)
+    chosen = dict(rewa.sparsity.prunable(by_hand))
+    masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in chosen.items()}
+    for step in range(steps):
+        other.zero_grad()
+        data, label = batch(step)
+        nn.functional.cross_entropy(by_hand(data), label).backward()
+        for name, weight in chosen.items():
+            weight.grad.mul_(masks[name])
+        other.step()
+        with torch.no_grad():
+            for name, weight in chosen.items():
+                weight.mul_(masks[name])
+            if 10 < step + 1 <= 40:
+                masks = global_masks(chosen, share * cubic((step + 1 - 10) / 30))
+                for name, weight in chosen.items():
+                    weight.mul_(masks[name])
+    torch.testing.assert_close(weights(model), weights(by_hand), rtol=1e-12, atol=1e-14)
+
+
+def test_before_the_first_cut_and_without_growth_it_is_the_optimizer() -> None:
+    model = network()
+    plain = copy.deepcopy(model)
+    optimizer, other = make("adamw", model), make("adamw", plain)
+    rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=100, growth=0, begin=0.5)
+    train(model, optimizer, 0, 49)
+    train(plain, other, 0, 49)
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(plain), strict=True))
+
+
+def test_a_layer_of_zeros_trains_before_the_cut() -> None:
+    model = network()
+    nn.init.zeros_(model[5].weight)
+    optimizer = make("adamw", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.5, steps=40)
+    assert sparsifier.state_dict()["sizes"]["5.weight"] == pytest.approx((3 * 12) ** -0.5)
+    train(model, optimizer, 0, 10)
+    assert bool((model[5].weight != 0).all())
+
+
+def test_a_weight_that_comes_to_zero_by_chance_is_not_cut() -> None:
+    for kind in ("sgd", "nadam"):
+        model = nn.Linear(4, 1, bias=False)
+        optimizer = (
+            torch.optim.SGD(model.parameters(), lr=1.0) if kind == "sgd" else torch.optim.NAdam(model.parameters(), lr=0.5)
+        )
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[0.1, 1.0, 2.0, 3.0]]))
+        rewa.Sparsifier(model, optimizer, sparsity=0.25, steps=4, begin=0, end=0, growth=0)
+        model.weight.grad = torch.zeros_like(model.weight)
+        optimizer.step()
+        with torch.no_grad():
+            model.weight[0, 1] = 0.5 if kind == "sgd" else 1e-300
+        model.weight.grad = torch.tensor([[0.0, 0.5, 0.0, 0.0]]) if kind == "sgd" else torch.zeros(1, 4)
+        optimizer.step()
+        assert int((model.weight == 0).sum()) == 1
+
+
+# Whatever happens on the way.
+
+
+def test_steps_that_a_scaler_skips_are_not_counted() -> None:
+    for fused in (False, True):
+        torch.set_default_dtype(torch.float32)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=fused)
+        sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=8)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10_000)
+        plain, twin = network(), None
+        plain.load_state_dict(model.state_dict())
+        twin = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+        rewa.Sparsifier(plain, twin, sparsity=0.9, steps=8)
+        train(plain, twin, 0, 8)
+        for step in range(8):
+            # Not at the first step: torch's own fused SGD would begin its momentum with whatever the memory holds.
+            for overflow in (True, False) if step else (False,):
+                before = weights(model)
+                optimizer.zero_grad()
+                data, label = batch(step)
+                scaler.scale(nn.functional.cross_entropy(model(data), label)).backward()
+                if overflow:
+                    model[0].weight.grad[0, 0] = math.inf
+                scaler.step(optimizer)
+                scaler.update(4.0)
+                if overflow:
+                    assert all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
+                    assert sparsifier.done == step
+        assert zeros(model) == round(0.9 * 252)
+        torch.testing.assert_close(weights(model), weights(plain), rtol=1e-4, atol=1e-6)
+
+
+def test_accumulated_gradients_are_one_step() -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=5)
+    for step in range(15):
+        nn.functional.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+        if step % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert sparsifier.done == 5
+    assert zeros(model) == round(0.9 * 252)
+
+
+def test_a_closure_is_evaluated_on_the_weights() -> None:
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch(0)[0]), batch(0)[1])
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(10)]
+    assert zeros(model) == round(0.9 * 252)
+    assert sparsifier.finish().sparsity == pytest.approx(0.9, abs=1e-2)
+    assert all(map(math.isfinite, losses))
+
+
+def test_finish_early_cuts_and_says_how_far_it_was() -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=100)
+    train(model, optimizer, 0, 40)
+    before = sparsifier.sparsity
+    with pytest.warns(UserWarning, match=r"finish\(\) after 40 of 100 steps, before the last cut at step 75"):
+        report = sparsifier.finish()
+    assert 0 < report.before == before < report.sparsity
+    assert "were before the last cut, which no step of training has followed" in str(report)
+    assert zeros(model) == round(0.9 * 252)
+
+    model = network()
+    optimizer = make("adamw", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=100)
+    train(model, optimizer, 0, 40)
+    kept = weights(model)
+    with pytest.warns(UserWarning, match="after 40 of 100 steps"):
+        report = sparsifier.finish(cut=False)
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), kept, strict=True))
+    assert report.sparsity == report.before == before
+
+
+def test_a_longer_run_keeps_the_zeros_and_warns_once() -> None:
+    model = network()
+    optimizer = make("sgd", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=20)
+    train(model, optimizer, 0, 20)
+    with pytest.warns(UserWarning, match="step 21 of a run that was planned with steps=20") as caught:
+        train(model, optimizer, 20, 30)
+    assert len(caught) == 1
+    assert zeros(model) == round(0.9 * 252)
+    assert sparsifier.finish().done == 30
+
+
+def test_zeros_that_were_overwritten_are_cut_again() -> None:
+    model = network()
+    dense = copy.deepcopy(model.state_dict())
+    optimizer = make("adamw", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=20)
+    train(model, optimizer, 0, 17)
+    model.load_state_dict(dense)
+    train(model, optimizer, 17, 18)
+    assert zeros(model) == round(0.9 * 252)
+    model.load_state_dict(dense)
+    sparsifier.finish()
+    assert zeros(model) == round(0.9 * 252)
+
+
+@pytest.mark.parametrize("kind", list(OPTIMIZERS))
+@pytest.mark.parametrize("made_first", [True, False])
+@pytest.mark.parametrize("at", [3, 12, 18])
+def test_resuming_is_bit_exact(kind: str, made_first: bool, at: int) -> None:
+    start = network()
+    whole, part = copy.deepcopy(start), copy.deepcopy(start)
+    optimizer = make(kind, whole)
+    rewa.Sparsifier(whole, optimizer, sparsity=0.9, steps=20)
+    train(whole, optimizer, 0, 20)
+
+    optimizer = make(kind, part)
+    rewa.Sparsifier(part, optimizer, sparsity=0.9, steps=20)
+    train(part, optimizer, 0, at)
+    file = io.BytesIO()
+    torch.save({"model": part.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed = network()
+    optimizer = make(kind, resumed)
+    if made_first:
+        sparsifier = rewa.Sparsifier(resumed, optimizer, sparsity=0.9, steps=20)
+    resumed.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    if not made_first:
+        sparsifier = rewa.Sparsifier(resumed, optimizer, sparsity=0.9, steps=20)
+    assert sparsifier.done == at
+    train(resumed, optimizer, at, 20)
+    assert all(torch.equal(a, b) for a, b in zip(weights(resumed), weights(whole), strict=True))
+
+
+def test_its_own_state_serves_where_the_optimizers_is_not_saved() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=20)
+    train(model, optimizer, 0, 12)
+    state, twin = sparsifier.state_dict(), copy.deepcopy(model)
+    train(model, optimizer, 12, 20)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    sparsifier = rewa.Sparsifier(twin, optimizer, sparsity=0.9, steps=20)
+    sparsifier.load_state_dict(state)
+    train(twin, optimizer, 12, 20)
+    assert all(torch.equal(a, b) for a, b in zip(weights(twin), weights(model), strict=True))
+    with pytest.raises(ValueError, match="the state has no done, peaks"):
+        sparsifier.load_state_dict({"share": 0.0, "best": 0.0, "sizes": {}})
+
+
+def test_a_state_without_sparsifier_starts_anew_and_says_so() -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    plain = copy.deepcopy(optimizer.state_dict())
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=20)
+    train(model, optimizer, 0, 5)
+    optimizer.load_state_dict(plain)
+    with pytest.warns(UserWarning, match="loaded from a checkpoint without a sparsifier: it starts at step 0"):
+        assert sparsifier.done == 0
+
+
+def test_copies_train_apart() -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=20)
+    train(model, optimizer, 0, 8)
+    twin = copy.deepcopy(sparsifier)
+    assert twin.model is not model
+    assert twin.optimizer is not optimizer
+    train(twin.model, twin.optimizer, 8, 20)
+    assert sparsifier.done == 8
+    train(model, optimizer, 8, 20)
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(twin.model), strict=True))
+    assert str(twin.finish()) == str(sparsifier.finish())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_low_precision_takes_its_steps_in_float32(dtype: torch.dtype, kind: str) -> None:
+    torch.set_default_dtype(torch.float32)
+    model = nn.Linear(8, 4, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(model.weight.to(dtype))
+    low = copy.deepcopy(model).to(dtype)
+    make_one: Callable[[Any], Optimizer] = (
+        (lambda params: torch.optim.SGD(params, lr=1e-5, momentum=0.9))
+        if kind == "sgd"
+        else (lambda params: torch.optim.AdamW(params, lr=1e-5, eps=1e-6))
+    )
+    results = []
+    for one in (model, low):
+        optimizer = make_one(one.parameters())
+        rewa.Sparsifier(one, optimizer, sparsity=0.5, steps=400, begin=0.75)
+        for step in range(400):
+            grad = torch.randn(4, 8, generator=torch.Generator().manual_seed(step % 7)) + 1
+            one.weight.grad = grad.to(dtype).to(one.weight.dtype)
+            optimizer.step()
+            if step == 200:  # a checkpoint in float32 comes back as it was
+                state = copy.deepcopy(optimizer.state_dict())
+                optimizer.load_state_dict(state)
+        results.append(one.weight.detach().float())
+        assert one.weight.dtype is (torch.float32 if one is model else dtype)
+    assert not torch.equal(results[0], model.weight.to(dtype).float())
+    torch.testing.assert_close(results[1], results[0].to(dtype).float(), rtol=1e-2, atol=1e-3)
+    assert torch.equal(results[0] == 0, results[1] == 0)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_and_step_train_as_eager_ones() -> None:
+    torch.set_default_dtype(torch.float32)
+    start, results = network(), []
+    for compiled in (False, True):
+        model = copy.deepcopy(start)
+        used = torch.compile(model, backend="aot_eager") if compiled else model
+        optimizer = make("adamw", model)
+        sparsifier = rewa.Sparsifier(used, optimizer, sparsity={r"[03]\.weight": 0.9}, steps=12)  # names without a wrapper's
+        step = torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
+        for number in range(12):
+            optimizer.zero_grad()
+            data, label = batch(number)
+            nn.functional.cross_entropy(used(data), label).backward()
+            step()
+        assert sparsifier.done == 12
+        results.append(weights(model))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+# As sparse as the value allows.
+
+
+def test_max_drop_cuts_as_far_as_the_value_allows() -> None:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data, label = (torch.cat(parts) for parts in zip(*map(batch, range(1000, 1020)), strict=True))
+    modes = []
+
+    def accuracy(candidate: nn.Module) -> float:
+        modes.append(candidate.training)
+        return float((candidate(data).argmax(1) == label).double().mean())
+
+    sparsifier = rewa.Sparsifier(model, optimizer, max_drop=0.03, evaluate=accuracy, steps=400)
+    train(model, optimizer, 0, 400)
+    assert model.training
+    assert not any(modes)
+    assert sparsifier.target == pytest.approx(sparsifier.sparsity, abs=1 / 252)
+    report = sparsifier.finish()
+    assert report.sparsity > 0.5  # three numbers of six decide the label
+    assert report.value is not None
+    assert report.best is not None
+    assert report.value >= report.best - 0.03
+    assert f"value {report.value:.6g}" in str(report)
+
+
+def test_max_drop_holds_where_the_value_falls() -> None:
+    model = network()
+    optimizer = make("sgd", model)
+    values = iter([1.0, 1.0, 1.0] + [0.5] * 100)
+    sparsifier = rewa.Sparsifier(model, optimizer, max_drop=0.1, evaluate=lambda _: next(values), steps=100)
+    train(model, optimizer, 0, 100)
+    # Three of forty levels, of which the last was taken back when the value fell.
+    assert sparsifier.sparsity == pytest.approx(1 - 0.001 ** (2 / 40), abs=1 / 252)
+    with pytest.warns(UserWarning, match=r"the value is 0\.5, more than max_drop=0\.1 below the best of the run, 1"):
+        sparsifier.finish()
+
+
+# What it shows.
+
+
+def test_print_before_training_says_what_will_happen() -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=1000)
+    text = str(sparsifier)
+    assert re.search(r"3\.weight +12x12 +144 +0\.\d+", text)
+    assert "252 weights to 25" in text
+    assert "cuts: from step 250 to 750 of 1,000, every 10 steps, cubic" in text
+    assert "p = 1" in text
+    assert sparsifier.line == "step 0/1,000, zeros 0.0% of 90.1%"
+    assert "on AdamW" in repr(sparsifier)
+    train(model, optimizer, 0, 3)
+    assert sparsifier.line.startswith("step 3/1,000")
+    assert sparsifier.target == 0
+
+
+def test_the_report_is_plain_and_counts_the_model() -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
+    train(model, optimizer, 0, 10)
+    report = sparsifier.finish()
+    assert isinstance(report, Sparsified)
+    assert "227 of 252 weights are zero (90.08%) after 10 steps" in str(report)
+    assert report.to_dict()["count"] == {"total": 252, "nonzero": 25}
+
+
+def test_remove_leaves_a_plain_optimizer() -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    keys = set(optimizer.param_groups[0])
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
+    train(model, optimizer, 0, 9)
+    sparsifier.remove()
+    assert set(optimizer.param_groups[0]) == keys
+    train(model, optimizer, 9, 10)
+    assert zeros(model) < round(0.9 * 252)  # they train again
+    rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
+
+
+# What it refuses, with nothing changed.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sparsity": 1.0}, r"Invalid sparsity: 1\.0 \(allowed: a share of zeros, at least 0 and below 1\)"),
+        ({"sparsity": 95}, r"Invalid sparsity: 95 .*; 95 % is 0\.95\)"),
+        ({"sparsity": -0.1}, r"Invalid sparsity: -0\.1"),
+        ({"sparsity": math.nan}, r"Invalid sparsity: nan"),
+        ({"sparsity": 0.999}, r"0\.999 of 252 weights leaves none \(allowed: at most 0\.996\)"),
+        ({"sparsity": {}}, r"Invalid sparsity: \{\}"),
+        ({"sparsity": {"head": 0.9}}, r"'head' matches no weight's whole name \(such as 0\.weight"),
+        ({"sparsity": {"(": 0.9}}, "is not a regular expression"),
+        ({"sparsity": {r"0\.weight": 2.0}}, r"Invalid sparsity for '0\\\\.weight': 2\.0"),
+        ({"compression": 0.5}, r"Invalid compression: 0\.5"),
+        ({}, "give exactly one of sparsity, compression and max_drop; got none"),
+        ({"sparsity": 0.9, "compression": 10}, "got sparsity, compression"),
+        ({"max_drop": 0.1}, "max_drop needs evaluate"),
+        ({"max_drop": -1, "evaluate": len}, "Invalid max_drop: -1"),
+        ({"sparsity": 0.9, "evaluate": len}, "evaluate is for max_drop"),
+        ({"sparsity": 0.9, "steps": 0}, r"Invalid steps: 0 \(allowed: a whole number >= 1"),
+        ({"sparsity": 0.9, "steps": 10.5}, r"Invalid steps: 10\.5"),
+        ({"sparsity": 0.9, "begin": 0.8, "end": 0.2}, r"Invalid begin and end: 0\.8, 0\.2"),
+        ({"sparsity": 0.9, "schedule": "cubik"}, "did you mean 'cubic'"),
+        ({"sparsity": 0.9, "pattern": "2:4"}, "there is no pattern .2:4."),
+        ({"sparsity": 0.9, "growth": -1}, "Invalid growth: -1"),
+        ({"sparsity": 0.9, "rules": {"x": None}}, "rule 'x' matches no parameter"),
+        ({"sparsity": 0.9, "rules": {".*": None}}, "no weight that can become sparse"),
+    ],
+)
+def test_bad_input_names_the_value_and_the_remedy(options: dict[str, Any], message: str) -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    before, state = weights(model), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=message):
+        rewa.Sparsifier(model, optimizer, **{"steps": 10, **options})
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
+    assert optimizer.state_dict() == state
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    assert len(rewa.sparsity.prunable(model)) == 3  # no rule is remembered
+
+
+def test_the_wrong_optimizer_is_an_error() -> None:
+    model, other = network(), network()
+    with pytest.raises(ValueError, match=r"AdamW does not train '0\.weight' and 2 more weights of this model"):
+        rewa.Sparsifier(model, make("adamw", other), sparsity=0.9, steps=10)
+    with pytest.raises(ValueError, match=r"does not train '0\.weight' of this model"):
+        rewa.Sparsifier(model, torch.optim.SGD(list(model.parameters())[1:], lr=0.1), sparsity=0.9, steps=10)
+    with pytest.raises(TypeError, match="needs the model first"):
+        rewa.Sparsifier(make("adamw", model), model, sparsity=0.9, steps=10)
+    with pytest.raises(TypeError, match="needs the optimizer"):
+        rewa.Sparsifier(model, model, sparsity=0.9, steps=10)
+
+
+def test_weights_that_do_not_train_are_left_alone() -> None:
+    model = network()
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD([param for param in model.parameters() if param.requires_grad], lr=0.1)
+    assert "0.weight" not in rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10).weights
+    for param in model.parameters():
+        param.requires_grad_(False)
+    with pytest.raises(ValueError, match="requires_grad=False"):
+        rewa.Sparsifier(model, torch.optim.SGD(model[2].parameters(), lr=0.1), sparsity=0.9, steps=10)
+
+
+def test_two_sparsifiers_are_an_error() -> None:
+    model = network()
+    optimizer = make("adamw", model)
+    first = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
+    with pytest.raises(ValueError, match="this AdamW has a sparsifier already: call its finish"):
+        rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
+    first.remove()
+    rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
+
+
+def test_zeros_under_rewa_are_an_error() -> None:
+    model = network()
+    optimizer = make("rewa", model)
+    nn.init.zeros_(model[3].weight)
+    with pytest.raises(ValueError, match=r"'3\.weight' is all zero, which ReWA's step never leaves"):
+        rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
+    assert KEY not in optimizer.param_groups[0]
+
+
+def test_a_weight_behind_a_mask_of_torch_is_an_error() -> None:
+    model = network()
+    nn.utils.prune.l1_unstructured(model[0], "weight", 0.5)
+    with pytest.raises(ValueError, match=r"prune\.remove"):
+        rewa.Sparsifier(model, make("adamw", model), sparsity=0.9, steps=10)
