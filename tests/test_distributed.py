@@ -267,6 +267,60 @@ def zero_redundancy(name: str, implementation: str) -> None:
     assert_near(weights(model), weights(alone))
 
 
+def torch_optimizer(name: str, model: nn.Module) -> Optimizer:
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+TARGETS: dict[str, Any] = {"share": {"sparsity": 0.8}, "parts": {"sparsity": {r"0\..*": 0.5, ".*": 0.7}}}
+
+
+def sparsified(name: str, sharding: str, target: str, steps: int = 20) -> None:
+    """One threshold over all shards: after every step the same zeros as one process has."""
+    alone, model = make_model(), make_model()
+    if sharding == "fsdp":
+        for module in (*model[::2], model):
+            fully_shard(module)
+    trained = DistributedDataParallel(model) if sharding == "ddp" else model
+    runs = [(alone, torch_optimizer(name, alone), None), (trained, torch_optimizer(name, model), dist.get_rank())]
+    sparsifiers = [rewa.Sparsifier(net, optimizer, **TARGETS[target], steps=steps) for net, optimizer, _ in runs]
+    for step in range(steps):
+        for net, optimizer, rank in runs:
+            train(net, optimizer, rank, 1, seed=step)
+        assert_near(weights(model), weights(alone))
+        assert_same_bits(
+            {key: value == 0 for key, value in weights(model).items()},
+            {key: value == 0 for key, value in weights(alone).items()},
+        )
+    reports = [sparsifier.finish() for sparsifier in sparsifiers]
+    assert reports[0].count == reports[1].count
+    assert reports[1].sparsity > 0.5
+
+
+def sparsified_resumes(name: str, folder: str) -> None:
+    runs = []
+    for seed in (0, 0, 2):
+        model = make_model(seed)
+        for module in (*model[::2], model):
+            fully_shard(module)
+        optimizer = torch_optimizer(name, model)
+        rewa.Sparsifier(model, optimizer, sparsity=0.8, steps=20)
+        runs.append((model, optimizer))
+    whole_run, run, fresh = runs
+    for step in range(20):
+        train(*whole_run, dist.get_rank(), 1, seed=step)
+    for step in range(12):
+        train(*run, dist.get_rank(), 1, seed=step)
+    dcp.save(state_dicts(*run), checkpoint_id=folder)
+    state = state_dicts(*fresh)
+    dcp.load(state, checkpoint_id=folder)
+    checkpoint.set_state_dict(*fresh, **state)
+    for step in range(12, 20):
+        train(*fresh, dist.get_rank(), 1, seed=step)
+    assert_same_bits(weights(fresh[0]), weights(whole_run[0]))
+
+
 def zero_weights() -> None:
     for layer in (0, 4):  # of layer 4 rank 1 holds nothing
         for zero_ranks in ((0, 1), (0,), (1,)):
@@ -428,6 +482,18 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=[
 @pytest.mark.parametrize("work", [data_parallel, fully_sharded, fully_sharded_bfloat16, zero_redundancy])
 def test_two_processes_train_as_one(ranks, work, name, implementation):
     ranks(work, name, implementation)
+
+
+@both
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_a_sparsifier_cuts_all_shards_by_one_threshold(ranks, name, sharding, target):
+    ranks(sparsified, name, sharding, target)
+
+
+@both
+def test_a_sparsifier_on_shards_resumes_to_the_bit(ranks, tmp_path, name):
+    ranks(sparsified_resumes, name, str(tmp_path))
 
 
 def test_all_zero_weight_raises_on_every_rank(ranks):
