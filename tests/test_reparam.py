@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import reference
+import rewa
 from rewa.optim import foreach as lists
-from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, power, to_x, to_y
+from rewa.reparam import adaptive_scale, check_exponents, flush_subnormal, grown, power, to_x, to_y
 
 orders = st.one_of(st.integers(1, 15), st.floats(1, 15))
 exponents = st.one_of(st.integers(0, 12), st.floats(0, 12))
@@ -125,3 +127,24 @@ def test_bad_exponents_name_value_and_range(bad):
     ((name, value),) = bad.items()
     with pytest.raises(ValueError, match=rf"Invalid {name} value: {value!r} \(allowed: a finite number >= [01]"):
         check_exponents(**{"K": 9, "M": 2, "eps": 0.0, **bad})
+
+
+@pytest.mark.parametrize("M", [0.5, 1.0, 1.5])
+def test_grown_without_a_floor_is_algorithm_1_exactly(M):
+    """ReWA with K = 1, matched to the optimizer at one size: the same numbers, bit for bit, for the optimizer SGD."""
+    weight = nn.Parameter(torch.randn(7, 5))
+    x, size, lr = weight.detach().clone(), 0.3, 0.05
+    optimizer = rewa.ReWASGD([weight], lr=lr, K=1, M=M, weight_decay=0.0, match=size, fused=False, foreach=False)
+    for _ in range(20):
+        weight.grad = torch.randn(7, 5)
+        optimizer.step()
+        x = grown(x, -lr * weight.grad, size=size, M=M, floor=0.0)
+        torch.testing.assert_close(x, weight.detach(), rtol=1e-14, atol=0)
+
+
+def test_grown_is_the_formula():
+    x, move = np.random.default_rng(0).standard_normal((2, 50))
+    for size, growth, M, most, floor in ((0.5, 1.0, 1.0, np.inf, 1.0), (0.1, 0.3, 0.75, 2.0, 1.0), (2.0, 3.0, 1.5, 0.5, 0.2)):
+        expected = [a + (floor + min(growth * (abs(a) / size) ** M, most)) * d for a, d in zip(x, move, strict=True)]
+        got = grown(torch.tensor(x), torch.tensor(move), size=size, growth=growth, M=M, most=most, floor=floor)
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-13)

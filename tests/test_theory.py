@@ -11,6 +11,7 @@ from torch import nn
 
 import rewa
 from rewa import theory
+from rewa.reparam import grown
 
 SETTINGS = [(9, 2, 0.0), (9, 4, 0.0), (5, 2.5, 0.0), (3, 0, 1e-2), (4, 1.5, 0.1), (3, 2, 1e-3), (3, 4, 0.0), (2, 1, 0.0)]
 
@@ -162,3 +163,60 @@ def test_the_advice_for_adamw_lets_a_weight_grow_and_one_without_gradient_shrink
     assert free < 0.05
     assert theory.adamw_bound(K, decay) >= 4 * 0.05 * (1 - 1e-9)
     assert lr * steps >= 0.05 ** (1 / K) * (1 - 1e-9)
+
+
+# Steps that large weights make longer.
+
+
+def test_grown_penalty_without_a_floor_is_theorem_1():
+    x = np.linspace(-2, 2, 41)
+    for size, growth in ((0.1, 1.0), (0.5, 0.3)):
+        got = theory.grown_penalty(x, size=size, growth=growth, floor=0.0, lam=0.2)
+        np.testing.assert_allclose(got, theory.regularizer(x, K=1, M=1, lam=0.2 * size / growth), rtol=1e-14)
+        near = theory.grown_penalty(x, size=size, growth=growth, floor=1e-9, lam=0.2)
+        np.testing.assert_allclose(near, got, atol=1e-7)
+
+
+def test_grown_penalty_is_where_weights_rest():
+    """Decay beside lengthened steps of gradient descent: weights rest where the derivative of the penalty balances the loss."""
+    target, size, lam, lr = torch.tensor([-2.0, -0.05, 0.3, 1.5]), 0.2, 0.3, 0.02
+    x = torch.full((4,), 0.1)
+    for _ in range(5000):
+        x = grown(x, -lr * (x - target), size=size, growth=0.7) - lr * lam * x
+    slope = (
+        theory.grown_penalty(x + 1e-6, size=size, growth=0.7, lam=lam)
+        - theory.grown_penalty(x - 1e-6, size=size, growth=0.7, lam=lam)
+    ) / 2e-6
+    np.testing.assert_allclose((target - x).numpy(), slope, atol=1e-8)
+    assert abs(x[0]) < abs(target[0]) - lam * size / 0.7 / 2  # and that is not where they would rest without decay
+
+
+def test_grown_steps_go_to_the_minimizer_of_the_potential():
+    """Fewer equations than weights: the solution differs from the start by the rows, in the potential's derivative."""
+    rows, b, start, size = torch.randn(3, 12), torch.randn(3), 0.01 * torch.randn(12), 0.05
+
+    def mirror(z: torch.Tensor) -> torch.Tensor:
+        return size * torch.sign(z) * torch.log1p(z.abs() / size)
+
+    errors = []
+    for lr in (4e-3, 1e-3):
+        x = start.clone()
+        for _ in range(round(12 / lr)):
+            x = grown(x, -lr * rows.T @ (rows @ x - b), size=size)
+        torch.testing.assert_close(rows @ x, b, atol=1e-6, rtol=0)
+        moved = mirror(x) - mirror(start)
+        combination = torch.linalg.lstsq(rows.T, moved[:, None]).solution[:, 0]
+        errors.append(float((rows.T @ combination - moved).abs().max()))
+    assert errors[1] < 1.1e-3
+    assert errors[1] < 0.3 * errors[0]  # a step of finite length is off by as much as it is long
+    h = 1e-7
+    slope = (theory.grown_potential(x + h, size=size) - theory.grown_potential(x - h, size=size)) / (2 * h)
+    np.testing.assert_allclose(slope, mirror(x).numpy(), atol=1e-6)
+    plain = start + torch.linalg.lstsq(rows, b - rows @ start).solution  # gradient descent's: the nearest one
+    assert x.abs().sum() < plain.abs().sum()
+
+
+def test_grown_functions_refuse_what_is_no_size():
+    for function in (theory.grown_penalty, theory.grown_potential):
+        with pytest.raises(ValueError, match="Invalid size and growth: 0.0, 1.0"):
+            function(1.0, size=0.0)

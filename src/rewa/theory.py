@@ -29,6 +29,8 @@ __all__ = [
     "elimination_loss_bound",
     "elimination_threshold",
     "exact_recovery",
+    "grown_penalty",
+    "grown_potential",
     "growth_start",
     "growth_threshold",
     "l1_clipping",
@@ -235,6 +237,68 @@ def plain_equivalent(K: float, M: float) -> tuple[float, float]:
     if p <= 0:
         raise ValueError(f"K={K}, M={M} has p = {p:g}; a plain product needs p > 0, that is M < K + 1")
     return 2 / p, 2 / p - 1
+
+
+def grown_penalty(x: ArrayLike, *, size: float, growth: float = 1.0, floor: float = 1.0, lam: float = 1.0) -> Array:
+    r"""The penalty of a decay that acts beside steps which :func:`rewa.reparam.grown` lengthens by :math:`\varphi`.
+
+    Where a step is :math:`-\eta\,\varphi(x) f'(x) - \eta\lambda x` with :math:`\varphi(x) = c + a|x|/s`, a weight rests when
+    :math:`f'(x) = -\lambda x / \varphi(x)`: the optimality condition of :math:`f(x) + R(x)` with
+
+    .. math:: R(x) = \lambda \int_0^{|x|} \frac{t}{\varphi(t)}\,dt
+        = \lambda\,\frac{s}{a} \left(|x| - \frac{cs}{a} \ln\left(1 + \frac{a|x|}{cs}\right)\right).
+
+    It is quadratic near zero and the :math:`\ell_1` norm for large weights. For ``floor=0`` it is :math:`\lambda (s/a) |x|`,
+    Theorem 1 with ``K=1, M=1`` and the matched rate. A decay that is a part of the step, as in :class:`rewa.Sparsifier`, is
+    lengthened with it: there the weights rest where they would without, and only the way to them changes
+    (:func:`grown_potential`).
+
+    Args:
+        x: The weights.
+        size: A usual magnitude s of the weights, above 0.
+        growth: What a weight of that size adds to its step, as a multiple: a, above 0.
+        floor: Share c of the optimizer's step that every weight makes.
+        lam: Weight decay :math:`\lambda`.
+
+    Example:
+        >>> grown_penalty([0.0, 1.0], size=1.0, floor=0.0, lam=0.1)
+        array([0. , 0.1])
+    """
+    _check_grown(size, growth)
+    magnitude, unit = np.abs(np.asarray(x, dtype=np.float64)), size / growth
+    bend = floor * unit
+    inner = magnitude - bend * np.log1p(magnitude / bend) if bend > 0 else magnitude
+    return np.asarray(lam * unit * inner)
+
+
+def grown_potential(x: ArrayLike, *, size: float, growth: float = 1.0) -> Array:
+    r"""The function that steps lengthened by :math:`\varphi(x) = 1 + a|x|/s` keep small: mirror descent's potential.
+
+    Gradient flow :math:`\dot x = -\varphi(x) \nabla f(x)` is mirror descent with :math:`\Phi'' = 1/\varphi`, so that of all
+    minimizers of a convex f it finds the one nearest to the start in the Bregman divergence of
+
+    .. math:: \Phi(x) = \left(\frac{s}{a}\right)^2 \left((1 + u) \ln(1 + u) - u\right), \qquad u = \frac{a|x|}{s}.
+
+    For :math:`|x| \ll s` that is :math:`x^2/2`, as for gradient descent; for large weights it grows as
+    :math:`|x| \ln |x|`, nearly as the :math:`\ell_1` norm, and prefers few large weights to many small ones.
+
+    Args:
+        x: The weights.
+        size: A usual magnitude s of the weights, above 0.
+        growth: What a weight of that size adds to its step, as a multiple: a, above 0.
+
+    Example:
+        >>> grown_potential([0.0, 1e-3, 1.0], size=1.0).round(9)
+        array([0.00000000e+00, 5.00000000e-07, 3.86294361e-01])
+    """
+    _check_grown(size, growth)
+    u = growth * np.abs(np.asarray(x, dtype=np.float64)) / size
+    return np.asarray((size / growth) ** 2 * ((1 + u) * np.log1p(u) - u))
+
+
+def _check_grown(size: float, growth: float) -> None:
+    if not (size > 0 and growth > 0):
+        raise ValueError(f"Invalid size and growth: {size}, {growth} (allowed: numbers > 0)")
 
 
 def growth_threshold(x: ArrayLike, K: float, M: float, *, lam: float) -> Array:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from rewa import native
 from rewa.optim.fused import CHUNK, GRAIN, one_block
-from rewa.optim.optimizer import LOW_PRECISION
+from rewa.optim.optimizer import BLOCK, LOW_PRECISION
 from rewa.reparam import grown
 from rewa.weights import full, local
 
@@ -131,10 +131,11 @@ class Growth:
         self._launch()
         for before in self.kept:
             one, x = before.one, local(before.one.param.detach())
-            if before.x is not None:
-                x.copy_(grown(before.x, x - before.x, size=one.size, growth=one.growth, most=one.most))
-            if before.zero is not None:
-                x.masked_fill_(x == 0, smallest(x.dtype)).masked_fill_(before.zero, 0)
+            for now, old, zero in _blocks(x, before.x, before.zero):
+                if old is not None:
+                    now.copy_(grown(old, now - old, size=one.size, growth=one.growth, most=one.most))
+                if zero is not None:
+                    now.masked_fill_(now == 0, smallest(x.dtype)).masked_fill_(zero, 0)
         self.cancel()
 
     @torch.no_grad()
@@ -224,6 +225,15 @@ class Growth:
         param.data = x
         param.grad = grad
         self.optimizer.state[param][MASTER] = master
+
+
+def _blocks(x: Tensor, old: Tensor | None, zero: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+    """The tensors, on a CPU in pieces that stay in the cache through several operations."""
+    if x.device.type != "cpu" or x.numel() <= BLOCK or not all(t is None or t.is_contiguous() for t in (x, old, zero)):
+        yield x, old, zero
+        return
+    pieces = [[None] * -(-x.numel() // BLOCK) if t is None else t.view(-1).split(BLOCK) for t in (x, old, zero)]
+    yield from zip(*pieces, strict=True)  # type: ignore[misc]  # x is not None
 
 
 def _is_known(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> bool:
