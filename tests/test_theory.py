@@ -218,5 +218,5 @@ def test_grown_steps_go_to_the_minimizer_of_the_potential():
 
 def test_grown_functions_refuse_what_is_no_size():
     for function in (theory.grown_penalty, theory.grown_potential):
-        with pytest.raises(ValueError, match="Invalid size and growth: 0.0, 1.0"):
+        with pytest.raises(ValueError, match=r"Invalid size and growth: 0\.0, 1\.0"):
             function(1.0, size=0.0)

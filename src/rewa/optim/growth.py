@@ -232,8 +232,10 @@ def _blocks(x: Tensor, old: Tensor | None, zero: Tensor | None) -> Iterator[tupl
     if x.device.type != "cpu" or x.numel() <= BLOCK or not all(t is None or t.is_contiguous() for t in (x, old, zero)):
         yield x, old, zero
         return
-    pieces = [[None] * -(-x.numel() // BLOCK) if t is None else t.view(-1).split(BLOCK) for t in (x, old, zero)]
-    yield from zip(*pieces, strict=True)  # type: ignore[misc]  # x is not None
+    for start in range(0, x.numel(), BLOCK):
+        now, then, gone = (None if t is None else t.view(-1)[start : start + BLOCK] for t in (x, old, zero))
+        assert now is not None
+        yield now, then, gone
 
 
 def _is_known(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> bool:
