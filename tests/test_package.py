@@ -238,7 +238,8 @@ def run_examples(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{name}.md" for name in ["deploy", "method", "optimizers", "synthetic", "train"])]
+    "page",
+    ["README.md", *(f"docs/{name}.md" for name in ["deploy", "method", "optimizers", "sparsifier", "synthetic", "train"])],
 )
 def test_examples_run(page, tmp_path, monkeypatch):
     run_examples(page, tmp_path, monkeypatch)

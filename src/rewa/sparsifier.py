@@ -1,8 +1,8 @@
 r"""Say how sparse: a target on the optimizer you already have.
 
-A :class:`Sparsifier` hooks into ``optimizer.step``. After each step of the optimizer, ReWA's step follows in the same direction
-(:mod:`rewa.optim.growth`), so that large weights move faster than small ones; and between two points of the run the smallest
-weights become zero, more and more of them, until the share that was asked for is met exactly.
+A :class:`Sparsifier` hooks into ``optimizer.step``. It lengthens the steps of large weights, as ReWA does
+(:mod:`rewa.optim.growth`), and between two points of the run it makes the smallest weights zero, more and more of them, until
+the share that was asked for is met exactly.
 
 The zeros are the mask: a weight that was cut stays at zero because it is zero. Nothing is stored beside the weights, and a
 checkpoint of the model and of its optimizer is all that it takes to resume.
@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from rewa.cutting import LAWS, largest_one_by_one
 from rewa.modes import keeping_modes
 from rewa.names import close, nearest
+from rewa.optim.attach import divides
 from rewa.optim.groups import Rules, decided_by_rules
 from rewa.optim.growth import MASTER, Grown, Growth, smallest, start_size
 from rewa.optim.misuse import core
@@ -42,7 +43,8 @@ CUTS = 100  # in a whole run; those between begin and end are made
 LEVELS = 40  # with max_drop: cuts between begin and end, each after an evaluation
 SPARSEST = 0.999  # with max_drop: the last level
 GROWTH = 1.0
-REACH = 2.0  # a lengthened step is at most that of so many times the highest learning rate up to now
+# A lengthened step is at most that of so many times the highest learning rate up to now; Adam's kind bounds its steps itself.
+REACH, REACH_OF_ADAM = 2.0, 4.0
 PATTERNS = ("unstructured",)
 WRAPPERS = re.compile(r"(^|\.)(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
 REWA = {"K": 2, "M": 1, "eps": 0.0, "weight_decay": 0.0}
@@ -110,13 +112,14 @@ class Sparsifier:
     there are enough for all. What was cut stays zero, the rest trains on. From ``end`` on the number of zeros is exactly
     ``round(sparsity * weights)``.
 
-    Between the cuts each step :math:`\Delta` of the optimizer is followed by one of ReWA in the same direction, for weights x
-    of a layer with the root mean square s at the start:
+    Each step :math:`\Delta` of the optimizer is lengthened where a weight x is large, beside the root mean square s that the
+    weights of its layer started with (:func:`rewa.reparam.grown`):
 
-    .. math:: x \leftarrow (x + \Delta) \left(1 + \tfrac{a}{2s}\,\mathrm{sign}(x)\,\Delta\right)^2
+    .. math:: x \leftarrow x + \left(1 + \min(a\,|x|/s,\, b)\right) \Delta
 
-    so that a weight moves :math:`1 + a|x|/s` times as far as it would. Large weights learn faster, small ones change their
-    sign as freely as before. With ``growth=0``, and for optimizers of ReWA there is no second step.
+    Large weights learn faster, small ones change their sign as freely as before. The bound b keeps a lengthened step below that
+    of twice the highest learning rate up to now, or of four times for Adam and its kind: it grows as the rate falls. With
+    ``growth=0``, and for optimizers of ReWA, steps are those of the optimizer.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
@@ -138,7 +141,7 @@ class Sparsifier:
         schedule: How the share of zeros rises in between: ``"cubic"`` (fast at first) or ``"linear"``.
         rules: Exceptions from which tensors are weights, as for :func:`rewa.param_groups`: ``{regular expression: None}`` keeps
             a tensor dense, ``{regular expression: {"sparse": True}}`` makes it sparse.
-        growth: How much faster a weight of the usual size moves, a; by default what is best for the kind of the optimizer.
+        growth: What a weight of the usual size adds to its step, as a multiple: a; 1 unless given.
         pattern: Which zeros there may be: ``"unstructured"``, anywhere.
 
     Raises:
@@ -348,10 +351,11 @@ class Sparsifier:
     def _grown(self, state: dict[str, Any]) -> list[Grown]:
         """The weights with what their next step may be lengthened by."""
         most: dict[int, float] = {}
+        reach = REACH_OF_ADAM if divides(self.optimizer) else REACH
         for index, group in enumerate(self.optimizer.param_groups if self.growth else ()):
             lr = float(group.get("lr", 0.0))
             peak = state["peaks"][index] = max(lr, state["peaks"].get(index, 0.0))
-            most |= dict.fromkeys(map(id, group["params"]), max(0.0, REACH * peak / lr - 1) if lr > 0 else 0.0)
+            most |= dict.fromkeys(map(id, group["params"]), max(0.0, reach * peak / lr - 1) if lr > 0 else 0.0)
         return [
             Grown(param, state["sizes"].get(name, 1.0), self.growth, most.get(id(param), 0.0))
             for name, param in self.weights.items()
@@ -554,7 +558,7 @@ class Sparsifier:
         if self.growth:
             lines.append(
                 f"steps: a weight of usual size moves {1 + self.growth:g} times as far as under {kind} alone, one near zero as "
-                "far (ReWA with p = 1 after each step)"
+                "far (ReWA with p = 1)"
             )
         else:
             lines.append(f"steps: those of {kind}")
