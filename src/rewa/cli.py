@@ -238,7 +238,7 @@ def _number(text: str) -> float:
 def _share(text: str) -> float:
     value = _number(text)
     if not 0 <= value < 1:
-        remedy = f"; {text} % is {value / 100:g}" if 1 <= value < 100 else ""
+        remedy = f"; {text} % is {value / 100:g}" if 1 < value < 100 else ""
         raise argparse.ArgumentTypeError(f"{text} is not a share of zeros, at least 0 and below 1{remedy}")
     return value
 
@@ -305,7 +305,7 @@ def _method_and_strength(options: argparse.Namespace) -> tuple[str, float | None
     if other.label != "sparsifier":
         flag = "--sparsity" if options.compression is None else "--compression"
         raise ValueError(
-            f"{flag} is for --method sparsifier, not {other.label}: leave --method out, or give --strength, its {other.strength_is}"
+            f"{flag} is for --method sparsifier, not {other.label}: leave it out, or give --strength, the {other.strength_is}"
         )
     return other.label, options.sparsity if options.compression is None else 1 - 1 / options.compression
 

@@ -27,7 +27,7 @@ class Sparsifying(Method):
         strength: Share of zeros in the end.
         begin: Where the first cut is made, as a share of the run.
         end: Where the last cut is made.
-        schedule: How the share of zeros rises in between, ``"cubic"`` or ``"linear"``.
+        law: How the share of zeros rises in between, ``"cubic"`` or ``"linear"``; a recipe's ``schedule`` is of its rates.
         growth: How much faster a weight of the usual size moves; by default what the Sparsifier chooses.
     """
 
@@ -40,15 +40,15 @@ class Sparsifying(Method):
 
     begin: float = 0.25
     end: float = 0.75
-    schedule: str = "cubic"
+    law: str = "cubic"
     growth: float | None = None
 
     def __post_init__(self) -> None:
         # The Sparsifier checks them as well, but only once the data is loaded and the folder of the run is made.
         if not 0 <= self.begin <= self.end <= 1:
             raise ValueError(f"Invalid begin and end: {self.begin}, {self.end} (allowed: 0 <= begin <= end <= 1)")
-        if self.schedule not in LAWS:
-            raise ValueError(nearest("schedule", self.schedule, LAWS))
+        if self.law not in LAWS:
+            raise ValueError(nearest("law", self.law, LAWS))
         if self.growth is not None and not 0 <= self.growth < math.inf:
             raise ValueError(f"Invalid growth: {self.growth} (allowed: a finite number >= 0, or none for the default)")
 
@@ -93,7 +93,7 @@ class BoundSparsifying(Bound[Sparsifying]):
             steps=self.plan.steps,
             begin=method.begin,
             end=method.end,
-            schedule=method.schedule,
+            schedule=method.law,
             growth=method.growth,
         )
         return optimizer
