@@ -135,7 +135,6 @@ def test_a_checkpoint_keeps_the_state_to_the_bit(tmp_path, float32):
     before, after = (one.bound.sparsifier.state_dict() for one in (first, second))
     assert before == after
     assert before["done"] == 16
-    assert before["best"] == -torch.inf
     for one in (first, second):
         one.model.train()
         one.epoch(lambda: None)
@@ -243,6 +242,17 @@ def test_a_run_that_is_finished_early_says_so():
     with pytest.warns(UserWarning, match="before the last cut"):
         bound.finish()
     assert zeros(bound.model) == round(0.7 * 98)
+
+
+def test_ham_around_it_keeps_the_zeros_and_a_mask_is_refused():
+    method = make("sparsifier+ham", strength=0.7)
+    assert (method.exact, method.shards, method.strength_is) == (True, True, "share of zeros")
+    model, _ = run(method, plan())
+    assert zeros(model) == round(0.7 * 98)
+    with pytest.raises(ValueError, match="gmp cannot wrap sparsifier, which cuts weights itself"):
+        make("sparsifier+gmp")
+    with pytest.raises(ValueError, match=r"rigl cannot wrap sparsifier\+ham, which cuts"):
+        make("sparsifier+ham+rigl")
 
 
 # -------------------------------------------------------------------------------------------------------- bad settings
