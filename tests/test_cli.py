@@ -308,6 +308,18 @@ def test_list(capsys):
         ("train digits --method dense --strength -1", "Invalid strength: -1.0"),
         ("train digits --method gmp --strength 1", "Invalid strength: 1.0 (allowed: a share of zeros"),
         ("train digits --method rewa+gmp --set on_strength=-1", "Invalid strength: -1.0"),
+        ("train digits --sparsity 95", "--sparsity: 95 is not a share of zeros, at least 0 and below 1; 95 % is 0.95"),
+        ("train digits --sparsity 1", "--sparsity: 1 is not a share of zeros, at least 0 and below 1; see"),
+        ("train digits --sparsity -0.5", "--sparsity: -0.5 is not a share of zeros"),
+        ("train digits --sparsity nan", "'nan' is not a finite number"),
+        ("train digits --compression 0.5", "--compression: 0.5 is not a compression, at least 1: 20 is for 95 % zeros"),
+        ("train digits --sparsity 0.9 --method gmp", "--sparsity is for --method sparsifier, not gmp: leave it out, or give"),
+        ("train digits --compression 9 --method l1", "--compression is for --method sparsifier, not l1"),
+        ("train digits --sparsity 0.9 --method sparsifer", "did you mean 'sparsifier'?"),
+        ("train digits --sparsity 0.9 --strength 0.9", "--strength: not allowed with argument --sparsity"),
+        ("train digits --sparsity 0.9 --compression 9", "--compression: not allowed with argument --sparsity"),
+        ("train digits --sparsity 0.9 --set law=cubik", "there is no law 'cubik'; did you mean 'cubic'?"),
+        ("train digits --sparsity 0.9 --set begin=0.9", "Invalid begin and end: 0.9, 0.75"),
         ("train digits --set compressions=0.5", "Invalid compressions"),
         ("train cifar10-cpu --data empty", "(looked in empty/cifar-10-batches-bin, empty)"),
         ("train cifar10-cpu --data empty", "REWA_DATA"),
@@ -449,6 +461,23 @@ def test_train_prints_json_and_report_reads_the_run(here, capsys):
     assert "| l1" in run(capsys, "report", "runs", "--markdown")
     assert "wrote page.html" in run(capsys, "report", "runs", "-o", "page.html")
     assert (here / "page.html").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_share_of_zeros_is_one_option(here, capsys):
+    short = ["--set", "model=mlp", "--set", "hidden=25,20", "--set", "compressions=1", "--set", "epochs=1"]
+    said = (["--sparsity", "0.95"], ["--compression", "20"], ["--method", "sparsifier", "--strength", "0.95"])
+    ends = []
+    for number, words in enumerate(said):
+        text = run(capsys, "train", "digits", *words, *short, "--json", "--out", str(number))
+        ends.append(json.loads(text.splitlines()[-1])["record"])
+        assert ends[-1]["name"] == "digits-sparsifier-0.95-s0"
+        assert ends[-1]["final"]["prunable"] == {"total": 2300, "nonzero": 115}
+        del ends[-1]["command"]
+    assert ends[0] == ends[1] == ends[2]
+    text = run(capsys, "sweep", "digits", "--methods", "sparsifier", "--strengths", "0.9,0.95", "--seeds", "1", *short)
+    assert "sparsifier" in text
+    assert {path.name for path in (here / "runs").iterdir()} == {f"digits-sparsifier-{x}-s0" for x in (0.9, 0.95)}
 
 
 @pytest.mark.slow

@@ -154,13 +154,19 @@ def _add_training(commands: _Commands) -> None:
         commands,
         "train",
         "train one network; the same command again resumes where it stopped",
+        "rewa train digits --sparsity 0.95",
         "rewa train digits --method rewa",
         "rewa train fashion-mnist --method l1 --strength 0.1 --set epochs=5",
         "torchrun --nproc-per-node 2 -m rewa train digits --method rewa",
     )
     train.add_argument("recipe", nargs="?", default="digits", help="what is trained on what: see rewa list (default digits)")
-    train.add_argument("--method", default="rewa", help="how: see rewa list (default rewa)")
-    train.add_argument("--strength", type=_number, metavar="X", help="how hard towards zero (default: the method's own choice)")
+    train.add_argument("--method", help="how: see rewa list (default rewa, or sparsifier with --sparsity)")
+    target = train.add_mutually_exclusive_group()
+    target.add_argument(
+        "--strength", type=_number, metavar="X", help="how hard towards zero (default: the method's own choice)"
+    )
+    target.add_argument("--sparsity", type=_share, metavar="X", help="exact share of zeros, such as 0.95, by the sparsifier")
+    target.add_argument("--compression", type=_compression, metavar="X", help="the same as weights per nonzero one, such as 20")
     train.add_argument("--seed", type=int, default=0, metavar="N", help="(default 0)")
     train.add_argument("--name", default="", help="folder of the run inside --out (default: made from the rest)")
     sweep = _command(
@@ -229,6 +235,21 @@ def _number(text: str) -> float:
     return value
 
 
+def _share(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value < 1:
+        remedy = f"; {text} % is {value / 100:g}" if 1 < value < 100 else ""
+        raise argparse.ArgumentTypeError(f"{text} is not a share of zeros, at least 0 and below 1{remedy}")
+    return value
+
+
+def _compression(text: str) -> float:
+    value = _number(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a compression, at least 1: 20 is for 95 % zeros")
+    return value
+
+
 def _numbers(text: str) -> tuple[float, ...] | None:
     return None if text == "auto" else tuple(map(_number, text.split(",")))
 
@@ -249,10 +270,11 @@ def _train(options: argparse.Namespace) -> str:
     from rewa.train.run_folder import TrainingError
     from rewa.train.signals import Stopped
 
+    method, strength = _method_and_strength(options)
     chosen, data = job_and_data(
         options.recipe,
-        options.method,
-        strength=options.strength,
+        method,
+        strength=strength,
         seed=options.seed,
         name=options.name,
         changes=options.set,
@@ -271,6 +293,21 @@ def _train(options: argparse.Namespace) -> str:
             raise
         raise _Exit(str(error), 1) from None
     return ""
+
+
+def _method_and_strength(options: argparse.Namespace) -> tuple[str, float | None]:
+    """What trains, and how hard: a share of zeros is for the sparsifier."""
+    from rewa.methods import make
+
+    if options.sparsity is None and options.compression is None:
+        return options.method or "rewa", options.strength
+    other = make(options.method or "sparsifier")
+    if other.label != "sparsifier":
+        flag = "--sparsity" if options.compression is None else "--compression"
+        raise ValueError(
+            f"{flag} is for --method sparsifier, not {other.label}: leave it out, or give --strength, the {other.strength_is}"
+        )
+    return other.label, options.sparsity if options.compression is None else 1 - 1 / options.compression
 
 
 def _check_device(device: str | None) -> None:

@@ -75,7 +75,7 @@ class Look:
 # Those that are often in front have colours of their own, so that no two of them are alike in any figure.
 _METHODS = {
     BLUE: "rewa o rewa-annealed+gmp D rewa-annealed s rewa-adamw ^ rewa-pair v rewa-pair-matched < rewa+gmp > rewa+rigl p "
-    "rewa+acdc P rewa+ham X",
+    "rewa+acdc P rewa+ham X sparsifier *",
     RED: "gmp+ham s mcp ^ ham X hard-concrete p",
     GREEN: "gmp D scad v powerprop P",
     ORANGE: "l1 ^ l1-subgradient v sgd-l1 v rigl p dwf *",
@@ -123,9 +123,9 @@ def method_look(name: str) -> Look:
 
 
 def is_rewa(name: str) -> bool:
-    """Whether a method is a form of ReWA, alone or with another.
+    """Whether a method is a form of ReWA, alone or with another; so is the Sparsifier's.
 
     Args:
         name: Its label, such as ``rewa-annealed+gmp``.
     """
-    return any(part.startswith("rewa") for part in name.casefold().split("+"))
+    return any(part.startswith(("rewa", "sparsifier")) for part in name.casefold().split("+"))

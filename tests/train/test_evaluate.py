@@ -124,6 +124,26 @@ def test_measure_cuts_estimates_the_norms_again_and_leaves_the_model_alone():
     assert seen.index("test") > max(index for index, split in enumerate(seen[: -2 * 3]) if split == "validation")
 
 
+def test_a_model_that_has_its_zeros_is_measured_as_it_is():
+    net, splits = model(), {split: data(64) for split in ("train", "validation", "test")}
+    for weight in prunable(net).values():
+        nn.init.zeros_(weight[: len(weight) // 2])
+    left = count(prunable(net).values())
+    curve, final, small = measure(
+        net,
+        compressions=(1, left.compression_ratio),
+        max_drop=None,
+        metric="accuracy",
+        batches=lambda split: batches(*splits[split]),
+        numeric=NUMERIC,
+    )
+    assert [final] == curve
+    assert (final.threshold, final.prunable) == (0.0, left)
+    weights = zip(prunable(small).values(), prunable(net).values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in weights)
+    assert not torch.equal(small[1].running_mean, net[1].running_mean), "norms are estimated again, as after every cut"
+
+
 def test_cuts_are_seen_in_bfloat16_too():
     """Autocast keeps copies of weights: a cut that it does not notice would be measured as no cut at all."""
     net, splits = model(), {split: data(64) for split in ("train", "validation", "test")}

@@ -23,6 +23,7 @@ SET = ["model=mlp", "hidden=40,20", "epochs=4", "compressions=1,5", "recalibrate
 NORMED = ["epochs=2", "compressions=1", "recalibrate=200", "sync_batchnorm=false"]
 GPT = ["context=16", "layers=2", "heads=2", "width=16", "epochs=1", "batch_size=16", "compressions=1", "recalibrate=32"]
 GPT += ["precision=float32"]
+STOPPED = [("rewa", 0.002, "ddp"), ("rewa", 0.002, "fsdp"), ("sparsifier", 0.9, "fsdp")]
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
 TORCHRUN += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]  # a port that is free
@@ -32,6 +33,12 @@ def digits(out: Path, name: str, *changes: str) -> list[str]:
     """The words of a run on the digits."""
     words = [word for change in changes for word in ("--set", change)]
     return ["train", "digits", "--strength", "0.002", "--out", str(out), "--name", name, "--quiet", *words]
+
+
+def sparse(out: Path, name: str, parallel: str = "ddp") -> list[str]:
+    """The words of a run to a share of zeros."""
+    words = [word for change in (*SET, f"parallel={parallel}") for word in ("--set", change)]
+    return ["train", "digits", "--sparsity", "0.9", "--out", str(out), "--name", name, "--quiet", *words]
 
 
 def gpt(out: Path, parallel: str) -> list[str]:
@@ -72,8 +79,9 @@ class At(Watch):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def stopped(parallel):
-    one = job("digits", "rewa", strength=0.002, name=f"stopped-{parallel}", changes=[*settings, f"parallel={parallel}"])
+def stopped(method, strength, parallel):
+    name = f"stopped-{method}-{parallel}"
+    one = job("digits", method, strength=strength, name=name, changes=[*settings, f"parallel={parallel}"])
     try:
         train(one, out, watch=At())
     except Stopped:
@@ -143,8 +151,9 @@ def together(out):
         ("fsdp", "command", digits(out, "fsdp", *SET, "parallel=fsdp")),
         ("parts", "command", digits(out, "two", *NORMED)),
         ("gpt", "command", gpt(out, "fsdp")),
-        ("stopped-ddp", "stopped", ["ddp"]),
-        ("stopped-fsdp", "stopped", ["fsdp"]),
+        ("sparse-ddp", "command", sparse(out, "sparse-ddp", "ddp")),
+        ("sparse-fsdp", "command", sparse(out, "sparse-fsdp", "fsdp")),
+        *((f"stopped-{way[0]}-{way[2]}", "stopped", way) for way in STOPPED),
         ("refused", "command", digits(out, "refused", *SET, "parallel=fsdp", "finetune_epochs=1")),
         ("norms", "norms", []),
     ]
@@ -167,10 +176,15 @@ def alone(out):
     """The same runs in one process."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
-    for words in (digits(out, "one", *SET), digits(out, "parts", *NORMED, "accumulate=2"), gpt(out, "ddp")):
+    for words in (
+        digits(out, "one", *SET),
+        digits(out, "parts", *NORMED, "accumulate=2"),
+        gpt(out, "ddp"),
+        sparse(out, "sparse"),
+    ):
         assert cli.main(words) == 0
     torch.set_default_dtype(previous)
-    return {name: record_of(out, name) for name in ("one", "parts", "gpt-ddp")}
+    return {name: record_of(out, name) for name in ("one", "parts", "gpt-ddp", "sparse")}
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -193,17 +207,20 @@ def test_two_processes_train_as_one(out, alone, together, parallel):
     assert losses(one)[-1] < 0.7 * losses(one)[0], "something was learned"
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_run_may_change_the_number_of_its_processes(out, alone, together, parallel):
+@pytest.mark.parametrize(("method", "strength", "parallel"), STOPPED)
+def test_a_run_may_change_the_number_of_its_processes(out, alone, together, method, strength, parallel):
     """A checkpoint of two processes is the checkpoint of one."""
-    run = out / f"stopped-{parallel}"
+    run = out / f"stopped-{method}-{parallel}"
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-00000032", "step-00000040"]
     # The record names the setting, so the same settings resume, in one process.
     torch.set_default_dtype(torch.float32)
-    same = job("digits", "rewa", strength=0.002, name=run.name, changes=[*SET, f"parallel={parallel}"])
+    same = job("digits", method, strength=strength, name=run.name, changes=[*SET, f"parallel={parallel}"])
     with pytest.warns(RuntimeWarning, match="'processes': 2} and resumes with"):
         train(same, out)
-    assert losses(record_of(out, run.name)) == pytest.approx(losses(alone["one"]), rel=1e-5)
+    one = alone["one" if method == "rewa" else "sparse"]
+    assert losses(record_of(out, run.name)) == pytest.approx(losses(one), rel=1e-5)
+    if method == "sparsifier":
+        assert record_of(out, run.name)["final"]["prunable"] == one["final"]["prunable"]
 
 
 def test_parts_of_a_batch_and_processes_are_the_same_to_the_bit(out, alone, together):
@@ -216,6 +233,20 @@ def test_parts_of_a_batch_and_processes_are_the_same_to_the_bit(out, alone, toge
 def test_a_sharded_gpt_trains_as_one_process(out, alone, together):
     assert [answer["gpt"] for answer in together] == [[0, ""], [0, ""]]
     assert losses(record_of(out, "gpt-fsdp")) == pytest.approx(losses(alone["gpt-ddp"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_reach_the_zeros_of_one(out, alone, together, parallel):
+    name = f"sparse-{parallel}"
+    assert [answer[name] for answer in together] == [[0, ""], [0, ""]]
+    one, two = alone["sparse"], record_of(out, name)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert two["final"]["prunable"] == one["final"]["prunable"]
+    assert one["final"]["prunable"]["nonzero"] == round(0.1 * one["final"]["prunable"]["total"])
+    here, there = (load_file(out / run / "trained.safetensors") for run in ("sparse", name))
+    for key in here:
+        assert torch.equal(here[key] == 0, there[key] == 0), "the same zeros"
+        assert torch.allclose(here[key], there[key], rtol=1e-3, atol=1e-5)
 
 
 def test_a_method_that_needs_whole_weights_says_so(together):

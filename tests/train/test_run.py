@@ -168,7 +168,7 @@ def test_resumed_is_identical(tmp_path, whole, how):
 
 
 @pytest.mark.parametrize(
-    "name", ["hard-concrete", "spred", "adaptive-lasso", "rewa+rigl", "acdc", "gmp", "rewa-pair-matched", "ham"]
+    "name", ["hard-concrete", "spred", "adaptive-lasso", "rewa+rigl", "acdc", "gmp", "sparsifier", "rewa-pair-matched", "ham"]
 )
 def test_methods_with_a_state_of_their_own_resume_identically(tmp_path, name):
     recipe = replace(SHORT, epochs=4)

@@ -33,7 +33,7 @@ def record_of(folder):
     return json.loads((folder / "record.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["gmp", "gmp+ham", "rewa-annealed+gmp"])
+@pytest.mark.parametrize("name", ["gmp", "gmp+ham", "rewa-annealed+gmp", "sparsifier"])
 def test_a_run_that_begins_with_another_is_what_it_would_have_been_alone(tmp_path, name):
     jobs = [job("digits", name, strength=zeros, changes=[*SHORT, *LATE]) for zeros in (0.8, 0.95)]
     alone, shared = tmp_path / "alone", tmp_path / "shared"
@@ -98,6 +98,7 @@ def test_the_strength_plays_no_part_before_the_first_cut():
     plan = Plan(learning_rates=(0.1,) * 100, steps_per_epoch=10)
     assert make("gmp", strength=0.9).alike_for(plan) == 20
     assert make("gmp+ham", strength=0.9).alike_for(plan) == 20
+    assert make("sparsifier", strength=0.9).alike_for(plan) == 25
     assert make("ham", strength=0.9).alike_for(plan) == 0
     assert make("rigl", strength=0.9).alike_for(plan) == 0
     assert make("l1", strength=0.9).alike_for(plan) == 0

@@ -27,6 +27,7 @@ from rewa.methods.powerprop import PowerPropagation
 from rewa.methods.rewa import AnnealedReWA, MatchedPair, ReWA, ReWAAdam, ReWAPair
 from rewa.methods.rigl import RigL
 from rewa.methods.scad import SCAD
+from rewa.methods.sparsifier import Sparsifying
 from rewa.methods.spred import Spred
 from rewa.methods.str import STR
 from rewa.methods.wrapper import Wrapper
@@ -37,8 +38,8 @@ __all__ = ["METHODS", "make", "names"]
 METHODS: dict[str, type[Method]] = {
     kind.name: kind
     for kind in (
-        *(Dense, L1, L1Subgradient, ReWA, AnnealedReWA, ReWAAdam, ReWAPair, MatchedPair, Spred, PowerPropagation, DWF),
-        *(ClippedLp, L1ClippedLp, Half, SCAD, MCP, AdaptiveLasso, STR, HardConcrete, GMP, RigL, ACDC, HAM),
+        *(Dense, Sparsifying, L1, L1Subgradient, ReWA, AnnealedReWA, ReWAAdam, ReWAPair, MatchedPair, Spred, PowerPropagation),
+        *(DWF, ClippedLp, L1ClippedLp, Half, SCAD, MCP, AdaptiveLasso, STR, HardConcrete, GMP, RigL, ACDC, HAM),
     )
 }
 TOGETHER = ("rewa+gmp", "rewa+rigl", "rewa+acdc", "rewa+ham", "rewa-annealed+gmp", "gmp+ham", "acdc+ham")

@@ -57,6 +57,8 @@ class Masked(Wrapper):
         for one in self.on.levels():
             if isinstance(one, (Masked, Parametrized)):
                 raise ValueError(f"{self.name} cannot wrap {one.name}, which does not train the weights themselves")
+        if self.on.exact:
+            raise ValueError(f"{self.name} cannot wrap {self.on.label}, which cuts weights itself: use one of them")
 
     def check(self) -> None:
         """Refuse what is not a share of zeros."""

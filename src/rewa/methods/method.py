@@ -128,6 +128,11 @@ class Method(ABC):
         return False
 
     @property
+    def exact(self) -> bool:
+        """Whether training itself leaves the zeros that were asked for, so that no cut follows it."""
+        return False
+
+    @property
     def label(self) -> str:
         """The name; after that of the method it wraps, if it wraps one."""
         return self.name

@@ -39,6 +39,11 @@ class Wrapper(Method):
         return self.on.finetune_share
 
     @property
+    def exact(self) -> bool:
+        """Whether the other method leaves the zeros that were asked for."""
+        return self.on.exact
+
+    @property
     def label(self) -> str:
         """The name, after that of the method inside: ``rewa+rigl``; dense training is not named."""
         return self.name if self.on.name == "dense" else f"{self.on.label}+{self.name}"

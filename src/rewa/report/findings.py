@@ -40,6 +40,7 @@ NAMES = {
     "rewa-pair-matched": "ReWA as a matched pair",
     "rigl": "RigL",
     "scad": "SCAD",
+    "sparsifier": "the Sparsifier",
     "str": "STR",
 }
 

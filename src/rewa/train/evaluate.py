@@ -157,7 +157,7 @@ def cut_at(model: nn.Module, threshold: float, inputs: Iterable[Tensor]) -> nn.M
 def cut(
     model: nn.Module,
     *,
-    max_drop: float,
+    max_drop: float | None,
     metric: str,
     batches: Callable[[str], Iterable[Batch]],
     numeric: Numeric,
@@ -167,7 +167,8 @@ def cut(
 
     Args:
         model: The plain model.
-        max_drop: Most that the cut may cost in units of the metric; what new statistics alone cost does not count.
+        max_drop: Most that the cut may cost in units of the metric; what new statistics alone cost does not count. None for
+            no cut: the model has its zeros already.
         metric: ``"accuracy"`` or ``"loss"``.
         batches: Makes the batches of ``"train"`` (to estimate norms) and ``"validation"``.
         numeric: How to compute.
@@ -181,6 +182,8 @@ def cut(
         return score(candidate, batches("validation"), numeric, alone).value(metric)
 
     recalibrate_norms(model, inputs)
+    if max_drop is None:
+        return 0.0
     limit = len(inputs)
     return finalize(model, evaluate=evaluate, max_drop=max_drop, recalibrate=inputs, recalibrate_batches=limit).threshold
 
@@ -189,7 +192,7 @@ def measure(
     model: nn.Module,
     *,
     compressions: Iterable[float],
-    max_drop: float,
+    max_drop: float | None,
     metric: str,
     batches: Callable[[str], Iterable[Batch]],
     numeric: Numeric,
@@ -203,7 +206,7 @@ def measure(
     Args:
         model: The plain model; it is left alone.
         compressions: Where to measure.
-        max_drop: Most that the last cut may cost in units of the metric, on validation data.
+        max_drop: Most that the last cut may cost in units of the metric, on validation data; None for no cut.
         metric: ``"accuracy"`` or ``"loss"``.
         batches: Makes the batches of ``"train"`` (to estimate norms), ``"validation"`` and ``"test"``.
         numeric: How to compute.

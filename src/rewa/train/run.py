@@ -220,12 +220,17 @@ class _Course:
             self._end()
         self.watch.doing(what)
 
+    @property
+    def _max_drop(self) -> float | None:
+        """What a cut after training may cost; None for none, where the method leaves the zeros that were asked for."""
+        return None if self.job.method.exact else self.recipe.max_drop
+
     def _begin_finetune(self) -> None:
         """Cut as far as validation data allows, and continue with the zeros kept."""
         trainer, recipe, model = self.trainer, self.recipe, self.trainer.trained()
         if self.world.first:
             self._doing("cutting before the fine-tune")
-            cut(model, max_drop=recipe.max_drop, metric=recipe.metric, batches=trainer.batches, numeric=trainer.numeric)
+            cut(model, max_drop=self._max_drop, metric=recipe.metric, batches=trainer.batches, numeric=trainer.numeric)
         self.world.copy(model.state_dict().values())
         trainer.begin(trainer.index + 1, model)
 
@@ -236,7 +241,7 @@ class _Course:
             curve, point, small = measure(
                 model,
                 compressions=recipe.compressions,
-                max_drop=recipe.max_drop,
+                max_drop=self._max_drop,
                 metric=recipe.metric,
                 batches=trainer.batches,
                 numeric=trainer.numeric,
