@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["LAWS", "cubic", "cut", "global_masks", "largest", "largest_of_all", "largest_one_by_one"]
+__all__ = ["LAWS", "cubic", "cut", "global_masks", "largest", "largest_of_all", "largest_one_by_one", "window"]
 
 
 def cubic(time: float) -> float:
@@ -25,6 +25,22 @@ def cubic(time: float) -> float:
         Zhu and Gupta, "To prune, or not to prune", ICLR workshop 2018.
     """
     return 1 - (1 - time) ** 3
+
+
+def window(steps: int, begin: float, end: float) -> tuple[int, int]:
+    """The steps after which the first cut and the last cut are made; at the earliest after one step.
+
+    Args:
+        steps: Steps of the run.
+        begin: Where cutting begins, as a share of the run.
+        end: Where it ends.
+
+    Example:
+        >>> window(1000, 0.25, 0.75), window(1, 0.25, 0.75)
+        ((250, 750), (1, 1))
+    """
+    first = max(1, round(begin * steps))
+    return first, max(first, round(end * steps))
 
 
 # By name: the share of the cut that is made at a time between 0 and 1.

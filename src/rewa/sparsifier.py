@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rewa.cutting import LAWS, largest_one_by_one
+from rewa.cutting import LAWS, largest_one_by_one, window
 from rewa.modes import keeping_modes
 from rewa.names import close, nearest
 from rewa.optim.attach import divides
@@ -283,8 +283,7 @@ class Sparsifier:
     @property
     def _cuts(self) -> tuple[int, int, int]:
         """The steps after which the first cut and the last cut are made, and how many lie between two."""
-        first = min(self.steps, max(1, round(self.begin * self.steps)))
-        last = max(first, round(self.end * self.steps))
+        first, last = window(self.steps, self.begin, self.end)
         number = CUTS if self.max_drop is None else max(1, round(LEVELS * self.steps / max(1, last - first)))
         return first, last, max(1, self.steps // number)
 
@@ -650,8 +649,7 @@ def _pools(weights: Mapping[str, Tensor], shares: Mapping[str, float], *, bounde
             raise ValueError(f"sparsity: {pattern!r} matches no weight's whole name (such as {', '.join(such)}) that is left")
         pool = _Pool(tuple(names[pattern]), share, sum(weights[name].numel() for name in names[pattern]), pattern)
         if pool.zeros() >= pool.total and bounded:
-            raise ValueError(
-                f"Invalid sparsity: {share} of {pool.total:,} weights leaves none (allowed: at most {1 - 1 / pool.total:.4g})"
-            )
+            most = math.floor(1e6 * (1 - 1 / pool.total)) / 1e6
+            raise ValueError(f"Invalid sparsity: {share} of {pool.total:,} weights leaves none (allowed: at most {most:g})")
         pools.append(pool)
     return pools

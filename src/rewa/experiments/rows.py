@@ -80,7 +80,7 @@ class Row:
 
 
 def _sgd_by_hand(model: nn.Module, steps: int, lr: float, sparsity: float) -> Running:
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+    optimizer = _plain_sgd(model, lr)
     return Running(optimizer, pruning_by_hand(model, steps=steps, sparsity=sparsity))
 
 
@@ -90,6 +90,29 @@ def _sgd(model: nn.Module, steps: int, lr: float, sparsity: float) -> Running:
     return Running(optimizer, rewa.Annealing(optimizer, steps=steps, sparsity=sparsity).step)
 
 
+def _sparsifier(make: Callable[[nn.Module, float], Optimizer]) -> Callable[[nn.Module, int, float, float], Running]:
+    """The Sparsifier on an optimizer: the loop has nothing to do."""
+
+    def start(model: nn.Module, steps: int, lr: float, sparsity: float) -> Running:
+        optimizer = make(model, lr)
+        rewa.Sparsifier(model, optimizer, sparsity=sparsity, steps=steps)
+        return Running(optimizer)
+
+    return start
+
+
+def _plain_sgd(model: nn.Module, lr: float) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+
+
+def _plain_adamw(model: nn.Module, lr: float) -> Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def _plain_nadam(model: nn.Module, lr: float) -> Optimizer:
+    return torch.optim.NAdam(model.parameters(), lr=lr)
+
+
 def _papers_sgd(model: nn.Module, steps: int, lr: float, sparsity: float) -> Running:
     # A weight without gradient ends at exp(-10) of its start.
     decay = 10 * (1 - 0.9) / (9 * lr * _full_steps(steps))
@@ -97,7 +120,7 @@ def _papers_sgd(model: nn.Module, steps: int, lr: float, sparsity: float) -> Run
 
 
 def _adamw_by_hand(model: nn.Module, steps: int, lr: float, sparsity: float) -> Running:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    optimizer = _plain_adamw(model, lr)
     return Running(optimizer, pruning_by_hand(model, steps=steps, sparsity=sparsity))
 
 
@@ -125,11 +148,14 @@ ALGORITHM2 = {"cnn": (1e-2, 2e-2), "gpt": (1e-2, 2e-2)}
 ROWS: dict[str, dict[str, Row]] = {
     "SGD": {
         HAND: Row(_sgd_by_hand, SGD),
+        "Sparsifier": Row(_sparsifier(_plain_sgd), SGD),
         "ReWASGD, annealed, with cuts": Row(_sgd, SGD),
         "ReWASGD, the paper's K=9, M=2": Row(_papers_sgd, {"cnn": SGD["cnn"]}, masked=False),
     },
     "AdamW": {
         HAND: Row(_adamw_by_hand, ADAM),
+        "Sparsifier": Row(_sparsifier(_plain_adamw), ADAM),
+        "Sparsifier on NAdam": Row(_sparsifier(_plain_nadam), ADAM),
         "ReWAAdamW, annealed, with cuts": Row(_adamw, ADAM),
         "attach(NAdam), annealed, with cuts": Row(_attached, ADAM),
         "ReWAAdamW, the paper's K=9, M=2": Row(_papers_adamw, ALGORITHM2, masked=False),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from rewa.cutting import LAWS
+from rewa.cutting import LAWS, window
 from rewa.methods.method import Bound, Method, Plan
 from rewa.names import nearest
 from rewa.sparsifier import Sparsifier
@@ -28,11 +28,11 @@ class Sparsifying(Method):
         begin: Where the first cut is made, as a share of the run.
         end: Where the last cut is made.
         law: How the share of zeros rises in between, ``"cubic"`` or ``"linear"``; a recipe's ``schedule`` is of its rates.
-        growth: How much faster a weight of the usual size moves; by default what the Sparsifier chooses.
+        growth: What a weight of the usual size adds to its step, as a multiple; by default what the Sparsifier chooses.
     """
 
     name: ClassVar[str] = "sparsifier"
-    line: ClassVar[str] = "ReWA's step after each step of the optimizer, while the smallest weights are cut to an exact share"
+    line: ClassVar[str] = "longer steps for large weights, while the smallest weights are cut to an exact share"
     paper: ClassVar[str] = "this project, on ReWA, ICML 2026"
     strength_is: ClassVar[str] = "share of zeros"
     shards: ClassVar[bool] = True
@@ -63,7 +63,7 @@ class Sparsifying(Method):
 
     def alike_for(self, plan: Plan) -> int:
         """Up to the first cut."""
-        first, last = (max(1, round(share * plan.steps)) for share in (self.begin, self.end))
+        first, last = window(plan.steps, self.begin, self.end)
         return first if first < last else first - 1  # the first of several cuts is of no weight
 
     def _bound(self) -> type[Bound[Any]]:
