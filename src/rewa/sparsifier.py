@@ -362,6 +362,13 @@ class Sparsifier:
 
     # ----------------------------------------------------------------------------------------------- the cuts
 
+    def _worth(self, name: str) -> Tensor:
+        """What the weights of a tensor are worth, not negative: the least are cut first."""
+        return full(self.weights[name].detach()).abs()
+
+    def _worth_at(self, pool: _Pool, index: int) -> Tensor:
+        return self._worth(pool.names[index])
+
     @torch.no_grad()
     def _cut(self, state: dict[str, Any], zeros: Sequence[int]) -> None:
         """Let each pool have so many zeros, the smallest of its weights; no more, and no others."""
@@ -372,7 +379,8 @@ class Sparsifier:
             params = [self.weights[name] for name in pool.names]
             if state["share"] and count(params).nonzero == pool.total - number:
                 continue
-            masks = largest_one_by_one(functools.partial(_magnitudes, params), len(params), pool.total - number)
+            worth = functools.partial(self._worth_at, pool)
+            masks = largest_one_by_one(worth, len(params), pool.total - number)
             for param, mask in zip(params, masks, strict=True):
                 x, here = local(param.detach()), local(sharded_like(mask, param))
                 x.masked_fill_(~here, 0)
@@ -606,10 +614,6 @@ def _shares(
         except re.error as error:
             raise ValueError(f"sparsity: {pattern!r} is not a regular expression: {error}") from None
     return {pattern: float(share) for pattern, share in shares.items() if share is not None}
-
-
-def _magnitudes(params: Sequence[Tensor], index: int) -> Tensor:
-    return full(params[index].detach()).abs()
 
 
 def _check_course(steps: Any, begin: float, end: float, schedule: str, growth: float | None, pattern: str) -> None:

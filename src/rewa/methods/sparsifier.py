@@ -85,8 +85,13 @@ class BoundSparsifying(Bound[Sparsifying]):
 
     def start(self) -> Optimizer:
         """Make the optimizer, and put the Sparsifier on it."""
-        optimizer, method = super().start(), self.method
-        self.sparsifier = Sparsifier(
+        optimizer = super().start()
+        self.sparsifier = self._make_sparsifier(optimizer)
+        return optimizer
+
+    def _make_sparsifier(self, optimizer: Optimizer, kind: type[Sparsifier] = Sparsifier) -> Sparsifier:
+        method = self.method
+        return kind(
             self.model,
             optimizer,
             sparsity=method.chosen,
@@ -96,7 +101,6 @@ class BoundSparsifying(Bound[Sparsifying]):
             schedule=method.law,
             growth=method.growth,
         )
-        return optimizer
 
     def finish(self) -> None:
         """Leave exactly the share of zeros, also where steps were skipped, and an optimizer without hooks."""

@@ -133,10 +133,13 @@ class Growth:
             one, x = before.one, local(before.one.param.detach())
             for now, old, zero in _blocks(x, before.x, before.zero):
                 if old is not None:
-                    now.copy_(grown(old, now - old, size=one.size, growth=one.growth, most=one.most))
+                    now.copy_(self._lengthened(one, old, now - old))
                 if zero is not None:
                     now.masked_fill_(now == 0, smallest(x.dtype)).masked_fill_(zero, 0)
         self.cancel()
+
+    def _lengthened(self, one: Grown, old: Tensor, move: Tensor) -> Tensor:
+        return grown(old, move, size=one.size, growth=one.growth, most=one.most)
 
     @torch.no_grad()
     def cancel(self) -> None:

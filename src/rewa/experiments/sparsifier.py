@@ -1,0 +1,287 @@
+"""What the step inside the Sparsifier should be, and what it should cut: variants on three tasks, on validation data."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rewa.experiments.result import How, Result
+from rewa.methods.method import Bound
+from rewa.methods.sparsifier import BoundSparsifying, Sparsifying
+from rewa.optim.growth import Grown, Growth
+from rewa.record import Run, provenance, read_runs
+from rewa.reparam import grown
+from rewa.sparsifier import Sparsifier
+from rewa.train.job import Job
+from rewa.train.local_workers import run_local
+from rewa.train.recipes import RECIPES, Recipe
+from rewa.weights import full
+
+__all__ = ["SPARSIFIER", "Ablation", "Task", "Varied"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Varied(Sparsifying):
+    """The Sparsifier with its inner parts exchanged.
+
+    Args:
+        strength: Share of zeros in the end.
+        begin: Where the first cut is made, as a share of the run.
+        end: Where the last cut is made.
+        law: How the share of zeros rises in between.
+        growth: What a weight of the usual size adds to its step, as a multiple.
+        M: Adaptivity exponent of what is added; the penalty has p = 2 - M.
+        floor: Share of the optimizer's step that every weight makes.
+        floor_until: Share of the run at which the floor has fallen to zero, from a tenth of the run on; None: it stays.
+        reach: Bound of a lengthened step, in steps of the highest learning rate; None: the Sparsifier's own.
+        unit: ``"layer"``: the size s is each layer's; ``"model"``: one for all.
+        worth: What is cut last: large ``"magnitude"``, ``"relative"`` magnitude |x|/s, ``"lamp"`` or ``"saliency"`` |x g|.
+        average: Whether the model in the end is the average of the last tenth of the run.
+    """
+
+    name: ClassVar[str] = "sparsifier-varied"
+
+    M: float = 1.0
+    floor: float = 1.0
+    floor_until: float | None = None
+    reach: float | None = None
+    unit: str = "layer"
+    worth: str = "magnitude"
+    average: bool = False
+
+    def _bound(self) -> type[Bound[Any]]:
+        return BoundVaried
+
+
+class _VariedGrowth(Growth):
+    """Steps that are lengthened by another formula."""
+
+    def __init__(self, optimizer: Optimizer, owner: _VariedSparsifier) -> None:
+        super().__init__(optimizer)
+        self.owner = owner
+
+    def _lengthened(self, one: Grown, old: Tensor, move: Tensor) -> Tensor:
+        method, floor = self.owner.method, self.owner.method.floor
+        if method.floor_until is not None:
+            time = (self.owner.done / self.owner.steps - 0.1) / (method.floor_until - 0.1)
+            floor *= 1 - min(1.0, max(0.0, time))
+        return grown(old, move, size=one.size, growth=one.growth, M=method.M, most=one.most, floor=floor)
+
+    def _kernel_for(self, group: dict[str, Any], param: Tensor) -> bool:
+        return False
+
+
+class _VariedSparsifier(Sparsifier):
+    """The Sparsifier with its inner parts exchanged."""
+
+    method: Varied
+
+    def vary(self, method: Varied) -> None:
+        """Exchange the parts, before the first step."""
+        self.method, self._growth = method, _VariedGrowth(self.optimizer, self)
+        state = self._state()
+        if method.unit == "model":
+            squares = sum(float(weight.detach().square().sum()) for weight in self.weights.values())
+            size = (squares / sum(weight.numel() for weight in self.weights.values())) ** 0.5
+            state["sizes"] = dict.fromkeys(state["sizes"], size)
+        if method.worth == "saliency":
+            self.saliency = {name: torch.zeros_like(weight) for name, weight in self.weights.items()}
+            self.optimizer.register_step_pre_hook(self._note_saliency)
+
+    def _grown(self, state: dict[str, Any]) -> list[Grown]:
+        found, reach = super()._grown(state), self.method.reach
+        if reach is None:
+            return found
+        groups = enumerate(self.optimizer.param_groups)
+        most = {id(p): reach * state["peaks"][i] / group["lr"] - 1 for i, group in groups for p in group["params"] if group["lr"]}
+        return [replace(one, most=max(0.0, most.get(id(one.param), 0.0))) for one in found]
+
+    @torch.no_grad()
+    def _note_saliency(self, *_: Any) -> None:
+        for name, weight in self.weights.items():
+            if weight.grad is not None:
+                self.saliency[name].lerp_((weight * weight.grad).abs(), 0.02)
+
+    def _worth(self, name: str) -> Tensor:
+        size, kind = super()._worth(name), self.method.worth
+        if kind == "relative":
+            return size / self._state()["sizes"][name]
+        if kind == "saliency":
+            return full(self.saliency[name]) * (size > 0)
+        if kind == "lamp":
+            squares, order = size.flatten().double().square().sort()
+            rest = squares.flip(0).cumsum(0).flip(0)  # of this and of all larger ones
+            scores = torch.empty_like(squares)
+            scores[order] = squares / rest.clamp_min(math.ulp(0.0))
+            return scores.view_as(size)
+        return size
+
+
+class BoundVaried(BoundSparsifying):
+    """A varied Sparsifier at work."""
+
+    def _make_sparsifier(self, optimizer: Optimizer, kind: type[Sparsifier] = _VariedSparsifier) -> Sparsifier:
+        made = super()._make_sparsifier(optimizer, kind)
+        assert isinstance(made, _VariedSparsifier)
+        assert isinstance(self.method, Varied)
+        made.vary(self.method)
+        return made
+
+    @torch.no_grad()
+    def after_step(self, step: int, lr: float) -> None:
+        """Average the last tenth of the run, if that is asked for."""
+        first = round(0.9 * self.plan.steps)
+        if not getattr(self.method, "average", False) or step < first:
+            return
+        params = list(self.model.parameters())
+        if step == first:
+            self.mean = [param.detach().clone() for param in params]
+        else:
+            for mean, param in zip(self.mean, params, strict=True):
+                mean.lerp_(param.detach(), 1 / (step - first + 1))
+        if step == self.plan.steps - 1:
+            for mean, param in zip(self.mean, params, strict=True):
+                param.copy_(mean)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A recipe, a share of zeros, and the learning rates that every variant may choose from."""
+
+    name: str
+    recipe: Recipe
+    zeros: float
+    rates: tuple[float, ...]
+    seeds: int
+
+
+TASKS = (
+    Task("Fashion-MNIST", RECIPES["fashion-mnist"], 0.98, (0.05, 0.1), 3),
+    Task("CIFAR-10", replace(RECIPES["cifar10-cpu"], epochs=6), 0.98, (0.256,), 3),
+    Task("GPT", replace(RECIPES["shakespeare-gpt"], epochs=2), 0.95, (2e-3, 4e-3), 1),
+)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "the Sparsifier": {},
+    "no growth: gradual magnitude pruning": {"growth": 0.0},
+    "growth 0.3": {"growth": 0.3},
+    "growth 3": {"growth": 3.0},
+    "p = 1.5": {"M": 0.5},
+    "p = 1.25": {"M": 0.75},
+    "p = 0.75": {"M": 1.25},
+    "p = 0.5": {"M": 1.5},
+    "no floor": {"floor": 0.0},
+    "a floor that falls to zero": {"floor_until": 0.5},
+    "reach 1": {"reach": 1.0},
+    "reach 2": {"reach": 2.0},
+    "reach 4": {"reach": 4.0},
+    "no bound": {"reach": math.inf},
+    "one size for the model": {"unit": "model"},
+    "cuts from 0.2 to 0.8": {"begin": 0.2, "end": 0.8},
+    "cuts from 0.4 to 0.8": {"begin": 0.4, "end": 0.8},
+    "cut by |x|/s": {"worth": "relative"},
+    "cut by LAMP": {"worth": "lamp"},
+    "cut by |x g|": {"worth": "saliency"},
+    "average of the last tenth": {"average": True},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation(Result):
+    """Variants of the Sparsifier on several tasks.
+
+    Args:
+        tasks: The tasks.
+        variants: By name, the settings of :class:`Varied` that differ.
+    """
+
+    trains_networks: ClassVar[bool] = True
+    redraws: ClassVar[bool] = True
+    line: str = "what the Sparsifier's step and cuts are worth, exchanged one by one on three tasks, in some four hours"
+    quick: bool = True
+    tasks: tuple[Task, ...] = TASKS
+    variants: tuple[str, ...] = tuple(VARIANTS)
+
+    def jobs(self) -> Iterator[tuple[Task, str, float, Job]]:
+        """Every run, the first seeds first."""
+        for seed in range(max(task.seeds for task in self.tasks)):
+            for task in self.tasks:
+                for name in self.variants if seed < task.seeds else ():
+                    for lr in task.rates:
+                        method = Varied(strength=task.zeros, **VARIANTS[name])
+                        folder = f"{task.recipe.name}-{name.replace(' ', '-').replace('/', '-').replace('|', '')}-{lr:g}-s{seed}"
+                        recipe = replace(task.recipe, lr=lr, compressions=(1,))
+                        yield task, name, lr, Job(recipe=recipe, method=method, seed=seed, name=folder)
+
+    def run(self, out: Path, how: How) -> list[Path]:
+        """Train what is not recorded yet, and write the table.
+
+        Args:
+            out: The folder of the result; a later call resumes from its runs.
+            how: ``workers`` are the processes.
+        """
+        from rewa.report.files import publish
+
+        study = self._small() if how.quick else self
+        jobs = list(study.jobs())
+        if not how.trained:
+            how.progress.stage(f"training {len(jobs)} networks", 1)
+            failures = run_local([job for *_, job in jobs], out / "runs", workers=how.workers or 2, root=how.root)
+            if failures:
+                raise RuntimeError(f"{len(failures)} runs failed, first {failures[0]}")
+            how.progress.advance()
+        found = {run.name: run for run in read_runs(out / "runs")}
+        return publish(
+            out,
+            "sparsifier",
+            title="What the Sparsifier is made of",
+            lead=(
+                "Each row changes one thing. Each cell has the best of its learning rates, by the mean over the seeds; everything "
+                "is judged on validation data."
+            ),
+            panels=[study.table(found)],
+            provenance=provenance(),
+        )
+
+    def _small(self) -> Ablation:
+        digits = replace(RECIPES["digits"], epochs=1)
+        return replace(self, tasks=(Task("digits", digits, 0.9, (0.1,), 1),), variants=("the Sparsifier", "cut by LAMP"))
+
+    def table(self, found: dict[str, Run]) -> Any:
+        """The table.
+
+        Args:
+            found: The finished runs by name.
+        """
+        from rewa.report.panel import Table
+
+        values: dict[tuple[str, str], dict[float, list[float]]] = {}
+        for task, name, lr, job in self.jobs():
+            if (run := found.get(job.folder_name)) is not None and run.final is not None:
+                values.setdefault((task.name, name), {}).setdefault(lr, []).append(run.final.validation(task.recipe.metric))
+        header = ["", *(f"{task.name}, {task.zeros:.0%}" for task in self.tasks)]
+        rows = []
+        for name in self.variants:
+            rows.append((name, *(_cell(values.get((task.name, name), {}), task) for task in self.tasks)))
+        units = "validation accuracy, %; of the GPT validation loss, lower is better. In brackets the learning rate"
+        return Table(title="Variants of the Sparsifier", caption=units, header=tuple(header), rows=rows)
+
+
+def _cell(by_rate: dict[float, list[float]], task: Task) -> str:
+    """Mean and deviation at the best rate."""
+    if not by_rate:
+        return "-"
+    sign, digits = (1, 2) if task.recipe.metric == "accuracy" else (-1, 3)
+    lr = max(by_rate, key=lambda rate: sign * statistics.mean(by_rate[rate]))
+    spread = f" ± {statistics.stdev(by_rate[lr]):.{digits}f}" if len(by_rate[lr]) > 1 else ""
+    return f"{statistics.mean(by_rate[lr]):.{digits}f}{spread} ({lr:g})"
+
+
+SPARSIFIER = Ablation()
