@@ -232,6 +232,8 @@ def run_examples(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> st
     code = "\n".join(blocks)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)  # Lightning's use of torch,
+        warnings.filterwarnings("ignore", ".*does not have many workers")  # and its advice
         exec(compile(code, page, "exec"), {"__name__": "__main__"})
     return code
 

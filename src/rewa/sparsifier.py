@@ -321,9 +321,26 @@ class Sparsifier:
             self.optimizer.register_step_post_hook(after),
         ]
 
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         state, closure = self._state(), any(map(callable, (*args[1:], *kwargs.values())))
         self._growth.before(self._grown(state), cutting=state["share"] > 0, closure=closure)
+        if not closure:
+            return None
+        given = {key: self._masking(value) if callable(value) else value for key, value in kwargs.items()}
+        return (args[0], *(self._masking(value) if callable(value) else value for value in args[1:])), given
+
+    def _masking(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure whose gradients come to be in the step: those of zeros are cleared after it."""
+
+        @functools.wraps(closure, updated=())
+        def masked() -> Any:
+            result = closure()
+            self._growth.mask()
+            return result
+
+        return masked
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found_inf = getattr(optimizer, "found_inf", None)  # of a GradScaler that leaves it to a fused optimizer to skip a step

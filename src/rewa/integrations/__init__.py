@@ -1,1 +1,1 @@
-"""Thin bridges to other libraries; each imports its library when it is called."""
+"""Thin bridges to other libraries; each imports its library when it is used."""

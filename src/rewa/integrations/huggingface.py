@@ -1,7 +1,7 @@
-"""Packed weights in a folder of Hugging Face's transformers.
+"""Packed weights in a folder of Hugging Face's transformers, and a target of sparsity for its Trainer.
 
-The weights are in ``model.rewa``, a name that transformers does not take for its own: its ``from_pretrained`` says that the
-folder holds no weights, where from a packed ``model.safetensors`` it would return random ones.
+The packed weights are in ``model.rewa``, a name that transformers does not take for its own: its ``from_pretrained`` says that
+the folder holds no weights, where from a packed ``model.safetensors`` it would return random ones.
 """
 
 from __future__ import annotations
@@ -21,9 +21,22 @@ from rewa.deploy.packed import PackedFile, load_packed, save_packed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["FILE", "from_pretrained", "save_pretrained"]
+    from rewa.integrations.trainer import SparsityCallback
+
+__all__ = ["FILE", "SparsityCallback", "from_pretrained", "save_pretrained"]
 
 FILE = "model.rewa"
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+
+    def __getattr__(name: str) -> Any:
+        """The callback, whose base class is of transformers, imported when it is first used."""
+        if name != "SparsityCallback":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from rewa.integrations.trainer import SparsityCallback
+
+        return SparsityCallback
 
 
 def _transformers() -> Any:

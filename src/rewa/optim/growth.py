@@ -120,10 +120,19 @@ class Growth:
             low = self._lift(param, closure) if param.dtype in LOW_PRECISION and one.growth else None
             x = local(param.detach())
             zero = x == 0 if cutting else None
-            if zero is not None and param.grad is not None and param.grad.layout is torch.strided:
-                # An optimizer that mixes the coordinates of a tensor must not see these, nor build up momentum for them.
-                local(param.grad).masked_fill_(zero, 0)
             self.kept.append(_Before(one, x.clone() if one.growth else None, zero, low))
+        self.mask()
+
+    @torch.no_grad()
+    def mask(self) -> None:
+        """Clear the gradients of zeros that were cut.
+
+        An optimizer that mixes the coordinates of a tensor must not see these, nor build up momentum for them.
+        """
+        for before in self.kept:
+            grad = before.one.param.grad
+            if before.zero is not None and grad is not None and grad.layout is torch.strided:
+                local(grad).masked_fill_(before.zero, 0)
 
     @torch.no_grad()
     def after(self) -> None:
