@@ -309,7 +309,24 @@ class Sparsifier:
                 group[KEY] |= {"best": -math.inf, "stride": 1.0, "taken": {}, "share_before": 0.0}
         self._begun = True
         state: dict[str, Any] = group[KEY]
+        for name, saved in state.pop("masters", {}).items():  # a checkpoint was loaded
+            self.optimizer.state[self.weights[name]] = {key: _moved(value, self.weights[name]) for key, value in saved.items()}
         return state
+
+    def _save_masters(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Let a checkpoint hold the float32 state of weights in low precision beside the groups.
+
+        In its usual place torch would round it when it is loaded.
+        """
+        names = {id(param): name for name, param in self.weights.items() if MASTER in optimizer.state.get(param, {})}
+        masters: dict[str, Any] = {}
+        for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+            for param, number in zip(group["params"], packed["params"], strict=True):
+                if id(param) in names:
+                    masters[names[id(param)]] = state_dict["state"].pop(number)
+        if masters:
+            first = state_dict["param_groups"][0]
+            first[KEY] = {**first[KEY], "masters": masters}
 
     # ---------------------------------------------------------------------------------------------- the hooks
 
@@ -319,28 +336,38 @@ class Sparsifier:
         self._handles = [
             self.optimizer.register_step_pre_hook(before),
             self.optimizer.register_step_post_hook(after),
+            self.optimizer.register_state_dict_post_hook(self._save_masters),
         ]
 
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        state, closure = self._state(), any(map(callable, (*args[1:], *kwargs.values())))
-        self._growth.before(self._grown(state), cutting=state["share"] > 0, closure=closure)
+        closure = any(map(callable, (*args[1:], *kwargs.values())))
+        if not (closure and self._growth.is_known):
+            self._note(closure=closure)
         if not closure:
             return None
-        given = {key: self._masking(value) if callable(value) else value for key, value in kwargs.items()}
-        return (args[0], *(self._masking(value) if callable(value) else value for value in args[1:])), given
+        given = {key: self._noting(value) if callable(value) else value for key, value in kwargs.items()}
+        return (args[0], *(self._noting(value) if callable(value) else value for value in args[1:])), given
 
-    def _masking(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure whose gradients come to be in the step: those of zeros are cleared after it."""
+    def _note(self, *, closure: bool) -> None:
+        """Let the weights be noted as they are before the step."""
+        state = self._state()
+        self._growth.before(self._grown(state), cutting=state["share"] > 0, closure=closure)
+
+    def _noting(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure whose gradients come to be in the step: only after it are they known."""
 
         @functools.wraps(closure, updated=())
-        def masked() -> Any:
+        def noted() -> Any:
             result = closure()
-            self._growth.mask()
+            if self._growth.is_known:  # torch's own SGD and Adam call it once, before they look at any gradient
+                self._note(closure=False)
+            else:
+                self._growth.mask()
             return result
 
-        return masked
+        return noted
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found_inf = getattr(optimizer, "found_inf", None)  # of a GradScaler that leaves it to a fused optimizer to skip a step
@@ -392,6 +419,9 @@ class Sparsifier:
         if not any(zeros) and not state["share"]:
             return
         reshard(self.model)
+        for name, param in self.weights.items():
+            if not bool(full(param.detach().isfinite().all())):
+                raise RuntimeError(f"{name!r} is not finite after {state['done']:,} steps: training diverged; lower its lr")
         for pool, number in zip(self.pools, zeros, strict=True):
             params = [self.weights[name] for name in pool.names]
             if state["share"] and count(params).nonzero == pool.total - number:
@@ -631,6 +661,13 @@ def _shares(
         except re.error as error:
             raise ValueError(f"sparsity: {pattern!r} is not a regular expression: {error}") from None
     return {pattern: float(share) for pattern, share in shares.items() if share is not None}
+
+
+def _moved(value: Any, param: Tensor) -> Any:
+    """A value of the optimizer's state, copied to where its weight is; counts of steps stay where they are."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.clone() if value.dim() == 0 else value.to(param.device, copy=True)
 
 
 def _check_course(steps: Any, begin: float, end: float, schedule: str, growth: float | None, pattern: str) -> None:

@@ -17,7 +17,7 @@ from rewa.experiments.result import How, Result
 from rewa.methods.method import Bound
 from rewa.methods.sparsifier import BoundSparsifying, Sparsifying
 from rewa.optim.growth import Grown, Growth
-from rewa.record import Run, provenance, read_runs
+from rewa.record import Run, provenance, read
 from rewa.reparam import grown
 from rewa.sparsifier import Sparsifier
 from rewa.train.job import Job
@@ -83,6 +83,7 @@ class _VariedSparsifier(Sparsifier):
     """The Sparsifier with its inner parts exchanged."""
 
     method: Varied
+    saliency: dict[str, Tensor]
 
     def vary(self, method: Varied) -> None:
         """Exchange the parts, before the first step."""
@@ -101,7 +102,9 @@ class _VariedSparsifier(Sparsifier):
         if reach is None:
             return found
         groups = enumerate(self.optimizer.param_groups)
-        most = {id(p): reach * state["peaks"][i] / group["lr"] - 1 for i, group in groups for p in group["params"] if group["lr"]}
+        most = {
+            id(p): reach * state["peaks"][i] / group["lr"] - 1 for i, group in groups for p in group["params"] if group["lr"]
+        }
         return [replace(one, most=max(0.0, most.get(id(one.param), 0.0))) for one in found]
 
     @torch.no_grad()
@@ -113,7 +116,7 @@ class _VariedSparsifier(Sparsifier):
     def _worth(self, name: str) -> Tensor:
         size, kind = super()._worth(name), self.method.worth
         if kind == "relative":
-            return size / self._state()["sizes"][name]
+            return size / float(self._state()["sizes"][name])
         if kind == "saliency":
             return full(self.saliency[name]) * (size > 0)
         if kind == "lamp":
@@ -216,7 +219,9 @@ class Ablation(Result):
                 for name in self.variants if seed < task.seeds else ():
                     for lr in task.rates:
                         method = Varied(strength=task.zeros, **VARIANTS[name])
-                        folder = f"{task.recipe.name}-{name.replace(' ', '-').replace('/', '-').replace('|', '')}-{lr:g}-s{seed}"
+                        folder = (
+                            f"{task.recipe.name}-{name.replace(' ', '-').replace('/', '-').replace('|', '')}-{lr:g}-s{seed}"
+                        )
                         recipe = replace(task.recipe, lr=lr, compressions=(1,))
                         yield task, name, lr, Job(recipe=recipe, method=method, seed=seed, name=folder)
 
@@ -237,14 +242,14 @@ class Ablation(Result):
             if failures:
                 raise RuntimeError(f"{len(failures)} runs failed, first {failures[0]}")
             how.progress.advance()
-        found = {run.name: run for run in read_runs(out / "runs")}
+        found = {run.name: run for run in read(out / "runs")}
         return publish(
             out,
             "sparsifier",
             title="What the Sparsifier is made of",
             lead=(
-                "Each row changes one thing. Each cell has the best of its learning rates, by the mean over the seeds; everything "
-                "is judged on validation data."
+                "Each row changes one thing. Each cell has the best of its learning rates, by the mean over the seeds. "
+                "Everything is judged on validation data."
             ),
             panels=[study.table(found)],
             provenance=provenance(),

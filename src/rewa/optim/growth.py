@@ -32,6 +32,7 @@ __all__ = ["MASTER", "Grown", "Growth", "smallest", "start_size"]
 
 MASTER = "master"  # in the optimizer's state of a weight in low precision: its value in float32
 SOURCE = Path(__file__).with_name("growth.cpp")
+KNOWN = (SGD, Adam, AdamW)
 REALS = {torch.float32: "float", torch.float64: "double"}
 POINTERS = ("x", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 # struct Tensor of growth.cpp: numel and first chunk, a pointer for each of POINTERS, and its numbers.
@@ -95,6 +96,11 @@ class Growth:
         self.kept: list[_Before] = []
         self.hidden: list[tuple[Grown, dict[str, Any], Tensor]] = []  # weights for the kernel: their groups and gradients
         self.cutting = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the optimizer's formula is known: torch's own, not a class derived from it."""
+        return type(self.optimizer) in KNOWN
 
     @torch.no_grad()
     def before(self, weights: Sequence[Grown], *, cutting: bool, closure: bool) -> None:
@@ -252,7 +258,7 @@ def _blocks(x: Tensor, old: Tensor | None, zero: Tensor | None) -> Iterator[tupl
 
 def _is_known(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> bool:
     """Whether the kernel can make the optimizer's step for a weight: it trusts addresses, types and layouts."""
-    if type(optimizer) not in (SGD, Adam, AdamW) or group.get("differentiable") or group.get("capturable"):
+    if type(optimizer) not in KNOWN or group.get("differentiable") or group.get("capturable"):
         return False
     state = optimizer.state.get(param, {})
     tensors = [param, param.grad, *(state[key] for key in POINTERS if isinstance(state.get(key), Tensor))]

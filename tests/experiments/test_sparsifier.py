@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from rewa.experiments.result import How
+from rewa.experiments.sparsifier import SPARSIFIER, VARIANTS, Varied
+from rewa.methods.method import Plan
+from rewa.methods.sparsifier import Sparsifying
+
+pytestmark = pytest.mark.slow
+PLAN = Plan(learning_rates=tuple(0.1 * (1 - step / 40) for step in range(40)), steps_per_epoch=10, momentum=0.9)
+
+
+def trained(method: Sparsifying) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+    bound = method.bind(model, PLAN)
+    optimizer = bound.start()
+    for step, lr in enumerate(PLAN.learning_rates):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        bound.before_forward(step)
+        data = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(data), (data[:, 0] > 0).long()).backward()
+        bound.before_step(step)
+        optimizer.step()
+        bound.after_step(step, lr)
+    bound.finish()
+    return model
+
+
+def test_with_nothing_exchanged_it_is_the_sparsifier():
+    varied, plain = trained(Varied(strength=0.8)), trained(Sparsifying(strength=0.8))
+    torch.testing.assert_close(varied.state_dict(), plain.state_dict(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(VARIANTS)[1:])
+def test_every_variant_is_another_run_with_the_same_number_of_zeros(name):
+    plain, model = trained(Varied(strength=0.8)), trained(Varied(strength=0.8, **VARIANTS[name]))
+    weights = torch.cat([model[0].weight.flatten(), model[2].weight.flatten()])
+    assert int((weights == 0).sum()) == round(0.8 * 180)
+    assert torch.equal(model[0].weight, plain[0].weight) == (name == "reach 2")  # that of SGD by default
+
+
+def test_the_table_has_a_row_for_each_variant(tmp_path):
+    written = SPARSIFIER.run(tmp_path, How(quick=True, workers=1))
+    text = (tmp_path / "sparsifier.md").read_text()
+    assert text.count("(0.1) |") == 2
+    assert all(path.exists() for path in written)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("record.json")}
+    SPARSIFIER.run(tmp_path, replace(How(quick=True), trained=True))
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("record.json")}
