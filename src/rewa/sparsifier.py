@@ -13,11 +13,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import numbers
-import re
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,32 +23,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rewa.cutting import LAWS, largest_one_by_one, window
 from rewa.modes import keeping_modes
-from rewa.names import close, nearest
+from rewa.names import nearest
 from rewa.optim.attach import divides
-from rewa.optim.groups import Rules, decided_by_rules
-from rewa.optim.growth import MASTER, Grown, Growth, smallest, start_size
+from rewa.optim.cuts import Cuts
+from rewa.optim.groups import Rules
+from rewa.optim.growth import MASTER, Grown, Growth, start_size
 from rewa.optim.misuse import core
+from rewa.optim.target import LEVELS, SPARSEST, Course, Evaluate, decided_for, pools_of, shares_of, trained_weights
 from rewa.sparsity import Count, Summary, count, summary
 from rewa.text_table import aligned
-from rewa.weights import Decision, computed, decisions, full, is_plain, local, remember, reshard, sharded_like
+from rewa.weights import full, remember, reshard
 
 __all__ = ["Sparsified", "Sparsifier"]
 
 KEY = "sparsifier"  # in the optimizer's first parameter group: how far it is, and the sizes that the weights started with
-CUTS = 100  # in a whole run; those between begin and end are made
-LEVELS = 40  # with max_drop: cuts between begin and end, each after an evaluation
-SPARSEST = 0.999  # with max_drop: the last level
 GROWTH = 1.0
 # A lengthened step is at most that of so many times the highest learning rate up to now; Adam's kind bounds its steps itself.
 REACH, REACH_OF_ADAM = 2.0, 4.0
 PATTERNS = ("unstructured",)
-WRAPPERS = re.compile(r"(^|\.)(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
-REWA = {"K": 2, "M": 1, "eps": 0.0, "weight_decay": 0.0}
-PLAIN = {"K": 1, "M": 0, "eps": 0.0, "weight_decay": 0.0}
 
-Evaluate = Callable[[nn.Module], float]
 _live: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
 
 
@@ -88,20 +80,6 @@ class Sparsified:
         if self.emptied:
             lines.append(f"lost all their weights: {', '.join(self.emptied)}")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """Weights that are cut together: one threshold for all of them."""
-
-    names: tuple[str, ...]
-    share: float  # of zeros in the end
-    total: int
-    pattern: str = ""
-
-    def zeros(self, part: float = 1.0) -> int:
-        """How many are zero after a part of the whole cut."""
-        return round(part * self.share * self.total)
 
 
 class Sparsifier:
@@ -179,22 +157,21 @@ class Sparsifier:
         pattern: str = "unstructured",
     ) -> None:
         self._check_types(model, optimizer)
-        shares = _shares(sparsity, compression, max_drop, evaluate)
-        _check_course(steps, begin, end, schedule, growth, pattern)
-        self.model, self.optimizer, self.steps = model, core(optimizer), int(steps)
-        self.begin, self.end, self.schedule, self.pattern = begin, end, schedule, pattern
+        shares = shares_of(sparsity, compression, max_drop, evaluate)
+        self.course = Course(steps, begin, end, schedule, in_levels=max_drop is not None)
+        _check_step(growth, pattern)
+        self.model, self.optimizer, self.pattern = model, core(optimizer), pattern
         self.max_drop, self.evaluate = max_drop, evaluate
-        decided, ruled = _decided(model, rules)
-        owned = self._owned(decided)
-        self.pools = _pools(owned, shares, bounded=max_drop is None)
+        decided, ruled = decided_for(model, rules)
+        owned = trained_weights(decided, self.optimizer)
+        self.pools = pools_of(owned, shares, bounded=max_drop is None)
         self.weights = {name: owned[name] for pool in self.pools for name in pool.names}
         self.growth = 0.0 if getattr(self.optimizer, "reads_rewa_keys", False) else GROWTH if growth is None else float(growth)
         # Nothing was changed up to here, and nothing can fail from here on.
         if rules is not None:
             remember(model, ruled)
-        self._warned: set[str] = set()
         self._begun = False
-        self._growth = Growth(self.optimizer)
+        self._growth, self._cuts = Growth(self.optimizer), Cuts(model, self.weights, self.pools)
         self._state()
         self._hook()
 
@@ -211,53 +188,12 @@ class Sparsifier:
                 f"this {type(core(optimizer)).__name__} has a sparsifier already: call its finish() or remove() first"
             )
 
-    def _owned(self, decided: list[Decision]) -> dict[str, Tensor]:
-        """The weights that become sparse, by their names without what wrappers put before them."""
-        sparse = [one for one in decided if one.is_sparse and one.param.numel()]
-        if not sparse:
-            reasons = ", ".join(f"{one.name} ({one.reason})" for one in decided[:3])
-            raise ValueError(
-                f"the model has no weight that can become sparse: {reasons or 'no parameters'}. "
-                "rules={'name': {'sparse': True}} makes one"
-            )
-        trained = {id(param) for group in self.optimizer.param_groups for param in group["params"]}
-        missing = [one.name for one in sparse if one.param.requires_grad and id(one.param) not in trained]
-        if missing:
-            raise ValueError(
-                f"{type(self.optimizer).__name__} does not train {missing[0]!r}"
-                + (f" and {len(missing) - 1} more weights" if len(missing) > 1 else "")
-                + " of this model: make the optimizer from model.parameters(), after the model is moved, sharded or "
-                "compiled; or keep them dense, by rules={'name': None}"
-            )
-        weights = {WRAPPERS.sub("", one.name).lstrip("."): one.param for one in sparse if id(one.param) in trained}
-        if not weights:
-            raise ValueError(
-                "every weight that can become sparse has requires_grad=False: nothing would train around the zeros"
-            )
-        for name, param in weights.items():
-            if param.is_complex():
-                raise ValueError(f"{name!r} is {param.dtype}: keep it dense, by rules={{{name!r}: None}}")
-            if param.device.type == "meta":
-                raise ValueError(
-                    f"{name!r} is on the meta device: fill the model first, by to_empty and its own initialization"
-                )
-            settings = self._settings(param)
-            if settings is not None and not is_plain(settings) and not bool(full(param.detach().any())):
-                raise ValueError(
-                    f"{name!r} is all zero, which ReWA's step never leaves: start it at other values, or keep it dense, by "
-                    f"rules={{{name!r}: None}}"
-                )
-        return weights
-
-    def _settings(self, param: Tensor) -> dict[str, Any] | None:
-        """The settings of ReWA under which the optimizer trains a weight, if it is one of ReWA's."""
-        if not getattr(self.optimizer, "reads_rewa_keys", False):
-            return None
-        group = next(g for g in self.optimizer.param_groups if any(one is param for one in g["params"]))
-        found = {key: group.get(f"rewa_{key}", group.get(key)) for key in ("K", "M", "eps")}
-        return found if None not in found.values() else None
-
     # --------------------------------------------------------------------------------------------- the course
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.course.steps
 
     @property
     def done(self) -> int:
@@ -277,22 +213,8 @@ class Sparsifier:
 
     def _planned(self, done: int) -> float:
         """Share of zeros after so many steps."""
-        part = self._part(done)
+        part = self.course.part(done)
         return sum(pool.zeros(part) for pool in self.pools) / sum(pool.total for pool in self.pools)
-
-    @property
-    def _cuts(self) -> tuple[int, int, int]:
-        """The steps after which the first cut and the last cut are made, and how many lie between two."""
-        first, last = window(self.steps, self.begin, self.end)
-        number = CUTS if self.max_drop is None else max(1, round(LEVELS * self.steps / max(1, last - first)))
-        return first, last, max(1, self.steps // number)
-
-    def _part(self, done: int) -> float:
-        """The part of the whole cut that is made after so many steps, between 0 and 1."""
-        first, last, every = self._cuts
-        if done >= last:
-            return 1.0
-        return 0.0 if done < first else LAWS[self.schedule]((done - first) // every * every / (last - first))
 
     def _state(self) -> dict[str, Any]:
         """How far it is. It lives in the optimizer's groups, and so in every checkpoint of the optimizer."""
@@ -383,13 +305,12 @@ class Sparsifier:
                 "the number of optimizer steps in all epochs, so that the last cut is made in time",
                 stacklevel=4,
             )
-        first, last, every = self._cuts
-        if first <= state["done"] and ((state["done"] - first) % every == 0 or state["done"] == last):
+        if self.course.is_time(state["done"]):
             if self.max_drop is not None:
                 self._cut_if_allowed(state)
             else:
-                part = self._part(state["done"])
-                self._cut(state, [pool.zeros(part) for pool in self.pools])
+                part = self.course.part(state["done"])
+                self._cuts.make(state, [pool.zeros(part) for pool in self.pools])
 
     def _grown(self, state: dict[str, Any]) -> list[Grown]:
         """The weights with what their next step may be lengthened by."""
@@ -406,67 +327,22 @@ class Sparsifier:
 
     # ----------------------------------------------------------------------------------------------- the cuts
 
-    def _worth(self, name: str) -> Tensor:
-        """What the weights of a tensor are worth, not negative: the least are cut first."""
-        return full(self.weights[name].detach()).abs()
-
-    def _worth_at(self, pool: _Pool, index: int) -> Tensor:
-        return self._worth(pool.names[index])
-
-    @torch.no_grad()
-    def _cut(self, state: dict[str, Any], zeros: Sequence[int]) -> None:
-        """Let each pool have so many zeros, the smallest of its weights; no more, and no others."""
-        if not any(zeros) and not state["share"]:
-            return
-        reshard(self.model)
-        for name, param in self.weights.items():
-            if not bool(full(param.detach().isfinite().all())):
-                raise RuntimeError(f"{name!r} is not finite after {state['done']:,} steps: training diverged; lower its lr")
-        for pool, number in zip(self.pools, zeros, strict=True):
-            params = [self.weights[name] for name in pool.names]
-            if state["share"] and count(params).nonzero == pool.total - number:
-                continue
-            worth = functools.partial(self._worth_at, pool)
-            masks = largest_one_by_one(worth, len(params), pool.total - number)
-            for param, mask in zip(params, masks, strict=True):
-                x, here = local(param.detach()), local(sharded_like(mask, param))
-                x.masked_fill_(~here, 0)
-                x.masked_fill_(here & (x == 0), smallest(x.dtype))
-        state["share"] = sum(zeros) / sum(pool.total for pool in self.pools)
-
     @torch.no_grad()
     def _cut_if_allowed(self, state: dict[str, Any]) -> None:
         """Go to the next level if the model is still worth enough; else take the last cut back, and try half of it later."""
-        last = self._cuts[1]
-        if state["done"] > last:
+        if state["done"] > self.course.last:
             return
         value = self._value()
         state["best"] = max(state["best"], value)
         if value < state["best"] - (self.max_drop or 0.0):
             state["stride"] /= 2
-            self._take_back(state)
+            self._cuts.take_back(state)
             return
         state["taken"] = {}
-        if state["done"] < last and state["share"] < SPARSEST:
+        if state["done"] < self.course.last and state["share"] < SPARSEST:
             density = max(1 - SPARSEST, (1 - state["share"]) * (1 - SPARSEST) ** (state["stride"] / LEVELS))
-            total, share, before = self.pools[0].total, state["share"], {}
-            for name, param in self.weights.items():
-                before[name] = local(param.detach()).clone()
-            self._cut(state, [min(total - 1, round((1 - density) * total))])
-            for name, param in self.weights.items():
-                gone = ((local(param.detach()) == 0) & (before[name] != 0)).flatten().nonzero().flatten()
-                state["taken"][name] = (gone, before.pop(name).flatten()[gone])
-            state["share_before"] = share
-
-    def _take_back(self, state: dict[str, Any]) -> None:
-        """Undo the last cut: the weights have the values again that they were cut at."""
-        for name, (places, values) in state["taken"].items():
-            x = local(self.weights[name].detach())
-            flat = x.flatten()
-            flat[places.to(x.device)] = values.to(x.device, x.dtype)
-            x.copy_(flat.view_as(x))
-        if state["taken"]:
-            state["share"], state["taken"] = state["share_before"], {}
+            total = self.pools[0].total
+            self._cuts.make(state, [min(total - 1, round((1 - density) * total))], remember=True)
 
     def _value(self) -> float:
         assert self.evaluate is not None
@@ -494,7 +370,7 @@ class Sparsifier:
         state = self._state()
         done, before = state["done"], self.sparsity
         self._growth.cancel()
-        last = self._cuts[1]
+        last = self.course.last
         if done < last:
             warnings.warn(
                 f"finish() after {done:,} of {self.steps:,} steps, before the last cut at step {last:,}: {before:.2%} of the "
@@ -502,7 +378,7 @@ class Sparsifier:
                 stacklevel=2,
             )
         if cut and self.max_drop is None:
-            self._cut(state, [pool.zeros() for pool in self.pools])
+            self._cuts.make(state, [pool.zeros() for pool in self.pools])
         value = best = None
         if self.max_drop is not None:
             value = self._value()
@@ -570,9 +446,9 @@ class Sparsifier:
         twin: Sparsifier = object.__new__(type(self))
         memo[id(self)] = twin
         for key, value in vars(self).items():
-            if key not in ("_handles", "_growth"):
+            if key not in ("_handles", "_growth", "_cuts"):
                 setattr(twin, key, copy.deepcopy(value, memo))
-        twin._growth, twin._handles = Growth(twin.optimizer), []
+        twin._growth, twin._cuts, twin._handles = Growth(twin.optimizer), Cuts(twin.model, twin.weights, twin.pools), []
         if self._handles:
             twin._hook()
         return twin
@@ -592,7 +468,7 @@ class Sparsifier:
     def __str__(self) -> str:
         """What will be cut, when, and how the steps change."""
         state = self._state()
-        first, last, every = self._cuts
+        course = self.course
         rows = [("weight", "shape", "count", "usual size")]
         for pool in self.pools:
             for name in pool.names:
@@ -607,7 +483,9 @@ class Sparsifier:
                 left = pool.total - pool.zeros()
                 text = f"{pool.total:,} weights to {left:,} ({pool.share:.4g} zeros)"
                 lines.append(f"{pool.pattern}: {text}" if pool.pattern else text)
-        lines.append(f"cuts: from step {first:,} to {last:,} of {self.steps:,}, every {every:,} steps, {self.schedule}")
+        lines.append(
+            f"cuts: from step {course.first:,} to {course.last:,} of {self.steps:,}, every {course.every:,}, {course.law}"
+        )
         kind = type(self.optimizer).__name__
         if self.growth:
             lines.append(
@@ -623,46 +501,6 @@ class Sparsifier:
 # --------------------------------------------------------------------------------------------------- the checks
 
 
-def _shares(
-    sparsity: float | Mapping[str, float] | None,
-    compression: float | None,
-    max_drop: float | None,
-    evaluate: Evaluate | None,
-) -> dict[str, float]:
-    """The share of zeros for each pattern; one that is empty stands for all weights."""
-    targets = {"sparsity": sparsity, "compression": compression, "max_drop": max_drop}
-    given = [name for name, value in targets.items() if value is not None]
-    if len(given) != 1:
-        raise ValueError(f"give exactly one of sparsity, compression and max_drop; got {', '.join(given) or 'none'}")
-    if (evaluate is None) != (max_drop is None):
-        raise ValueError(
-            "max_drop needs evaluate, a function that takes the model and returns its value on validation data"
-            if evaluate is None
-            else "evaluate is for max_drop: give that instead of a share"
-        )
-    if max_drop is not None:
-        if isinstance(max_drop, bool) or not 0 <= max_drop < math.inf:
-            raise ValueError(f"Invalid max_drop: {max_drop} (allowed: a finite number >= 0, in units of what evaluate returns)")
-        return {"": SPARSEST}
-    if compression is not None:
-        if isinstance(compression, bool) or not 1 <= compression < math.inf:
-            raise ValueError(f"Invalid compression: {compression} (allowed: a number >= 1, 20 for 95 % zeros)")
-        return {"": 1 - 1 / compression}
-    shares = dict(sparsity) if isinstance(sparsity, Mapping) else {"": sparsity}
-    if not shares:
-        raise ValueError("Invalid sparsity: {} (allowed: a share, or at least one pattern with its share)")
-    for pattern, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-            where = f" for {pattern!r}" if pattern else ""
-            hint = f"; {share} % is {share / 100:g}" if isinstance(share, (int, float)) and 1 < share < 100 else ""
-            raise ValueError(f"Invalid sparsity{where}: {share} (allowed: a share of zeros, at least 0 and below 1{hint})")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"sparsity: {pattern!r} is not a regular expression: {error}") from None
-    return {pattern: float(share) for pattern, share in shares.items() if share is not None}
-
-
 def _moved(value: Any, param: Tensor) -> Any:
     """A value of the optimizer's state, copied to where its weight is; counts of steps stay where they are."""
     if not isinstance(value, Tensor):
@@ -670,44 +508,8 @@ def _moved(value: Any, param: Tensor) -> Any:
     return value.clone() if value.dim() == 0 else value.to(param.device, copy=True)
 
 
-def _check_course(steps: Any, begin: float, end: float, schedule: str, growth: float | None, pattern: str) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
-        raise ValueError(f"Invalid steps: {steps!r} (allowed: a whole number >= 1, the optimizer steps of the whole run)")
-    if not (0 <= begin <= end <= 1):
-        raise ValueError(f"Invalid begin and end: {begin}, {end} (allowed: 0 <= begin <= end <= 1, shares of the run)")
-    if schedule not in LAWS:
-        raise ValueError(nearest("schedule", schedule, LAWS))
+def _check_step(growth: float | None, pattern: str) -> None:
     if growth is not None and (isinstance(growth, bool) or not 0 <= growth < math.inf):
         raise ValueError(f"Invalid growth: {growth} (allowed: a finite number >= 0, or None for the default)")
     if pattern not in PATTERNS:
         raise ValueError(nearest("pattern", pattern, PATTERNS))
-
-
-def _decided(model: nn.Module, rules: Rules | None) -> tuple[list[Decision], list[Decision]]:
-    """The decision for each parameter, and those that rules made."""
-    reshard(model)
-    for found in computed(model):
-        if found.is_sparse:
-            raise found.error()
-    if rules is None:
-        return list(decisions(model).values()), []
-    return decided_by_rules(model, rules, REWA, PLAIN)
-
-
-def _pools(weights: Mapping[str, Tensor], shares: Mapping[str, float], *, bounded: bool) -> list[_Pool]:
-    """The weights that are cut together; if bounded, some must be left."""
-    names: dict[str, list[str]] = {pattern: [] for pattern in shares}
-    for name in weights:
-        if (pattern := next((one for one in shares if not one or re.fullmatch(one, name)), None)) is not None:
-            names[pattern].append(name)
-    pools = []
-    for pattern, share in shares.items():
-        if not names[pattern]:
-            such = close(pattern, weights, count=3, cutoff=0.3) or list(weights)[:3]
-            raise ValueError(f"sparsity: {pattern!r} matches no weight's whole name (such as {', '.join(such)}) that is left")
-        pool = _Pool(tuple(names[pattern]), share, sum(weights[name].numel() for name in names[pattern]), pattern)
-        if pool.zeros() >= pool.total and bounded:
-            most = math.floor(1e6 * (1 - 1 / pool.total)) / 1e6
-            raise ValueError(f"Invalid sparsity: {share} of {pool.total:,} weights leaves none (allowed: at most {most:g})")
-        pools.append(pool)
-    return pools

@@ -18,6 +18,7 @@ from methods.steps import advance, begin, fitting, network, plain, run
 from rewa.methods import make
 from rewa.methods.method import Plan
 from rewa.methods.sparsifier import Sparsifying
+from rewa.optim.target import Course
 from rewa.sparsity import count, prunable
 from rewa.train import checkpoint
 from rewa.train.data import mix
@@ -104,7 +105,7 @@ def test_a_run_is_the_loop_that_anyone_would_write(tmp_path, float32, kind):
 def test_the_settings_reach_the_sparsifier():
     bound = begin(Sparsifying(strength=0.8, begin=0.1, end=0.6, law="linear", growth=0.5), network(), plan())
     one = bound.sparsifier
-    assert (one.begin, one.end, one.schedule, one.growth, one.steps) == (0.1, 0.6, "linear", 0.5, 24)
+    assert (one.course, one.growth) == (Course(24, 0.1, 0.6, "linear"), 0.5)
     by_default = begin(Sparsifying(strength=0.8), network(), plan()).sparsifier
     model = network()
     own = rewa.Sparsifier(model, torch.optim.SGD(model.parameters(), 0.1), sparsity=0.8, steps=24)

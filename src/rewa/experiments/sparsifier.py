@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from rewa.experiments.result import How, Result
 from rewa.methods.method import Bound
 from rewa.methods.sparsifier import BoundSparsifying, Sparsifying
+from rewa.optim.cuts import Cuts
 from rewa.optim.growth import Grown, Growth
 from rewa.record import Run, provenance, read
 from rewa.reparam import grown
@@ -88,6 +89,7 @@ class _VariedSparsifier(Sparsifier):
     def vary(self, method: Varied) -> None:
         """Exchange the parts, before the first step."""
         self.method, self._growth = method, _VariedGrowth(self.optimizer, self)
+        self._cuts = _VariedCuts(self)
         state = self._state()
         if method.unit == "model":
             squares = sum(float(weight.detach().square().sum()) for weight in self.weights.values())
@@ -113,12 +115,20 @@ class _VariedSparsifier(Sparsifier):
             if weight.grad is not None:
                 self.saliency[name].lerp_((weight * weight.grad).abs(), 0.02)
 
-    def _worth(self, name: str) -> Tensor:
-        size, kind = super()._worth(name), self.method.worth
+
+class _VariedCuts(Cuts):
+    """Cuts by another worth of weights."""
+
+    def __init__(self, owner: _VariedSparsifier) -> None:
+        super().__init__(owner.model, owner.weights, owner.pools)
+        self.owner = owner
+
+    def worth(self, name: str) -> Tensor:
+        size, kind = super().worth(name), self.owner.method.worth
         if kind == "relative":
-            return size / float(self._state()["sizes"][name])
+            return size / float(self.owner.state_dict()["sizes"][name])
         if kind == "saliency":
-            return full(self.saliency[name]) * (size > 0)
+            return full(self.owner.saliency[name]) * (size > 0)
         if kind == "lamp":
             squares, order = size.flatten().double().square().sort()
             rest = squares.flip(0).cumsum(0).flip(0)  # of this and of all larger ones

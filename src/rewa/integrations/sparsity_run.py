@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -53,7 +54,7 @@ class SparsityRun:
         self.report = None
         if self.sparsifier is not None:  # a run that broke off in this process
             if done and self.sparsifier.optimizer is core(optimizer):
-                self.sparsifier.steps = steps
+                self.sparsifier.course = replace(self.sparsifier.course, steps=steps)
                 return
             self.sparsifier.remove()
         resumed = KEY in core(optimizer).param_groups[0]

@@ -64,7 +64,7 @@ class SparsityCallback(SparsityRun, TrainerCallback):
         """Make the last cut, if one is missing. The Trainer has loaded its best model by now."""
         if self.sparsifier is None:
             return
-        last = round(self.sparsifier.end * self.sparsifier.steps)
+        last = self.sparsifier.course.last
         report = self.finish()
         if report is not None and args.load_best_model_at_end and state.best_model_checkpoint and report.before < report.target:
             warnings.warn(
