@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
@@ -115,7 +116,7 @@ def largest_one_by_one(sizes: Callable[[int], Tensor], number: int, count: int) 
     as the bits of their numbers are, so that the upper 16 bits find the neighbourhood of the smallest one kept.
 
     Args:
-        sizes: Returns the magnitudes of a tensor, by its index; called three times for each.
+        sizes: Returns the magnitudes of a tensor, by its index; called a few times for each.
         number: How many tensors.
         count: How many weights to keep.
 
@@ -128,19 +129,22 @@ def largest_one_by_one(sizes: Callable[[int], Tensor], number: int, count: int) 
         [[False, True], [False, True]]
     """
     tops = [_top(sizes(index)) for index in range(number)]
+    # Bits can be compared in one type only.
+    dtype = functools.reduce(torch.promote_types, (sizes(index).dtype for index in range(number)), torch.float32)
     alive = sum(value > 0 for value, _ in tops)
     if count <= alive:  # one weight for each layer is more than there are: the largest of their largest
         chosen = largest(torch.tensor([value for value, _ in tops], dtype=torch.float64), count).tolist()
         for index, (_, place) in enumerate(tops):
-            mask = torch.zeros_like(sizes(index), dtype=torch.bool)
+            size = sizes(index)
+            mask = torch.zeros(size.numel(), dtype=torch.bool, device=size.device)
             if chosen[index]:
-                mask.view(-1)[place] = True
-            yield mask
+                mask[place] = True
+            yield mask.view(size.shape)
         return
 
     def spared(index: int) -> Tensor:
         """The magnitudes, the top one as the largest of all: its layer keeps it."""
-        values, (value, place) = sizes(index).flatten(), tops[index]
+        values, (value, place) = sizes(index).flatten().to(dtype, copy=True), tops[index]
         if value > 0:
             values[place] = math.inf
         return values
@@ -172,10 +176,10 @@ def _top(values: Tensor) -> tuple[float, int]:
 
 
 def _upper_bits(values: Tensor) -> Tensor:
-    """The upper 16 bits of numbers that are not negative, as an index."""
+    """The upper 16 bits of numbers in float32 or float64 that are not negative, as an index."""
     if values.dtype is torch.float64:
         return values.view(torch.int64) >> 48
-    return (values.float().view(torch.int32) >> 16).long()
+    return (values.view(torch.int32) >> 16).long()
 
 
 def global_masks(weights: Mapping[str, Tensor], zeros: float) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from rewa.optim.cuts import Cuts
 from rewa.optim.groups import Rules
 from rewa.optim.growth import MASTER, Grown, Growth, start_size
 from rewa.optim.misuse import core
-from rewa.optim.target import LEVELS, SPARSEST, Course, Evaluate, decided_for, pools_of, shares_of, trained_weights
+from rewa.optim.target import SPARSEST, Course, Evaluate, decided_for, pools_of, shares_of, trained_weights, unwrapped
 from rewa.sparsity import Count, Summary, count, summary
 from rewa.text_table import aligned
 from rewa.weights import full, remember, reshard
@@ -42,6 +43,7 @@ GROWTH = 1.0
 # A lengthened step is at most that of so many times the highest learning rate up to now; Adam's kind bounds its steps itself.
 REACH, REACH_OF_ADAM = 2.0, 4.0
 PATTERNS = ("unstructured",)
+STEPS_OF_TORCH = Optimizer.profile_hook_step.__code__.co_filename  # where torch runs the hooks of a step
 
 _live: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
 
@@ -162,15 +164,16 @@ class Sparsifier:
         _check_step(growth, pattern)
         self.model, self.optimizer, self.pattern = model, core(optimizer), pattern
         self.max_drop, self.evaluate = max_drop, evaluate
-        decided, ruled = decided_for(model, rules)
+        decided, ruled = decided_for(unwrapped(model), rules)
         owned = trained_weights(decided, self.optimizer)
         self.pools = pools_of(owned, shares, bounded=max_drop is None)
         self.weights = {name: owned[name] for pool in self.pools for name in pool.names}
-        self.growth = 0.0 if getattr(self.optimizer, "reads_rewa_keys", False) else GROWTH if growth is None else float(growth)
+        self.growth = self._checked_growth(growth)
         # Nothing was changed up to here, and nothing can fail from here on.
         if rules is not None:
-            remember(model, ruled)
-        self._begun = False
+            remember(unwrapped(model), ruled)
+        self._begun, self._ended = False, False
+        self._report: Sparsified | None = None
         self._growth, self._cuts = Growth(self.optimizer), Cuts(model, self.weights, self.pools)
         self._state()
         self._hook()
@@ -182,11 +185,25 @@ class Sparsifier:
             raise TypeError(f"Sparsifier needs the model first and its optimizer second, not {type(model).__name__} first")
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"Sparsifier needs the optimizer that trains the model, not {type(optimizer).__name__}")
+        if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+            raise ValueError(
+                "ZeroRedundancyOptimizer trains a part of the weights on each process, and no one sees its steps: shard the "
+                "model by FSDP2 instead, or use DDP with a plain optimizer"
+            )
         other = _live.get(core(optimizer))
         if other is not None and other() is not None:
             raise ValueError(
                 f"this {type(core(optimizer)).__name__} has a sparsifier already: call its finish() or remove() first"
             )
+
+    def _checked_growth(self, growth: float | None) -> float:
+        if not getattr(self.optimizer, "reads_rewa_keys", False):
+            return GROWTH if growth is None else float(growth)
+        if growth:
+            raise ValueError(
+                f"growth={growth} has no effect on {type(self.optimizer).__name__}, whose steps are ReWA's: leave it out"
+            )
+        return 0.0
 
     # --------------------------------------------------------------------------------------------- the course
 
@@ -218,6 +235,8 @@ class Sparsifier:
 
     def _state(self) -> dict[str, Any]:
         """How far it is. It lives in the optimizer's groups, and so in every checkpoint of the optimizer."""
+        if self._ended:
+            return self._last
         group = self.optimizer.param_groups[0]
         if KEY not in group:
             if self._begun:
@@ -225,30 +244,44 @@ class Sparsifier:
                     "the optimizer's state was loaded from a checkpoint without a sparsifier: it starts at step 0 now",
                     stacklevel=3,
                 )
-            sizes = {name: start_size(param) for name, param in self.weights.items()} if self.growth else {}
-            group[KEY] = {"done": 0, "share": 0.0, "sizes": sizes, "peaks": {}}
-            if self.max_drop is not None:
-                group[KEY] |= {"best": -math.inf, "stride": 1.0, "taken": {}, "share_before": 0.0}
-        self._begun = True
+            group[KEY] = {}
         state: dict[str, Any] = group[KEY]
-        for name, saved in state.pop("masters", {}).items():  # a checkpoint was loaded
-            self.optimizer.state[self.weights[name]] = {key: _moved(value, self.weights[name]) for key, value in saved.items()}
+        if not self._begun or "done" not in state or "masters" in state:
+            self._complete(state)
+        self._begun = True
         return state
 
-    def _save_masters(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        """Let a checkpoint hold the float32 state of weights in low precision beside the groups.
+    def _complete(self, state: dict[str, Any]) -> None:
+        """Add what a new state has, or what one from a checkpoint lacks."""
+        resumed = "done" in state
+        for key, value in {"done": 0, "share": 0.0, "sizes": {}, "peaks": {}}.items():
+            state.setdefault(key, value)
+        if self.max_drop is not None:
+            for key, value in {"best": -math.inf, "stride": 1.0, "taken": {}, "share_before": 0.0}.items():
+                state.setdefault(key, value)
+        missing = [name for name in self.weights if self.growth and name not in state["sizes"]]
+        state["sizes"] |= {name: start_size(self.weights[name]) for name in missing}
+        if missing and resumed:
+            warnings.warn(
+                f"the checkpoint has no first size of {missing[0]!r}"
+                + (f" and {len(missing) - 1} more weights" if len(missing) > 1 else "")
+                + ": it was made with other settings. Their present size is used",
+                stacklevel=4,
+            )
+        for name, saved in state.pop("masters", {}).items():
+            if (param := self.weights.get(name)) is not None:
+                self.optimizer.state[param] = {key: _moved(value, param) for key, value in saved.items()}
 
-        In its usual place torch would round it when it is loaded.
+    def _save(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Let a checkpoint hold a copy, with the float32 state of weights in low precision.
+
+        In its usual place torch rounds that state when it is loaded.
         """
-        names = {id(param): name for name, param in self.weights.items() if MASTER in optimizer.state.get(param, {})}
-        masters: dict[str, Any] = {}
-        for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
-            for param, number in zip(group["params"], packed["params"], strict=True):
-                if id(param) in names:
-                    masters[names[id(param)]] = state_dict["state"].pop(number)
-        if masters:
-            first = state_dict["param_groups"][0]
-            first[KEY] = {**first[KEY], "masters": masters}
+        state = copy.deepcopy(self._state())
+        found = {name: optimizer.state.get(param, {}) for name, param in self.weights.items()}
+        if masters := {name: dict(one) for name, one in found.items() if MASTER in one}:
+            state["masters"] = masters
+        state_dict["param_groups"][0][KEY] = state
 
     # ---------------------------------------------------------------------------------------------- the hooks
 
@@ -258,12 +291,17 @@ class Sparsifier:
         self._handles = [
             self.optimizer.register_step_pre_hook(before),
             self.optimizer.register_step_post_hook(after),
-            self.optimizer.register_state_dict_post_hook(self._save_masters),
+            self.optimizer.register_state_dict_post_hook(self._save),
         ]
+        # Whoever looks at the weights after a step must find them stepped.
+        hooks: Any = self.optimizer._optimizer_step_post_hooks  # an OrderedDict
+        hooks.move_to_end(self._handles[1].id, last=False)
 
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if _is_inner(optimizer):
+            return None
         closure = any(map(callable, (*args[1:], *kwargs.values())))
         if not (closure and self._growth.is_known):
             self._note(closure=closure)
@@ -275,7 +313,8 @@ class Sparsifier:
     def _note(self, *, closure: bool) -> None:
         """Let the weights be noted as they are before the step."""
         state = self._state()
-        self._growth.before(self._grown(state), cutting=state["share"] > 0, closure=closure)
+        alone = next(reversed(self.optimizer._optimizer_step_pre_hooks)) == self._handles[0].id
+        self._growth.before(self._grown(state), cutting=state["share"] > 0, closure=closure, alone=alone)
 
     def _noting(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """A closure whose gradients come to be in the step: only after it are they known."""
@@ -292,6 +331,8 @@ class Sparsifier:
         return noted
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _is_inner(optimizer):
+            return
         found_inf = getattr(optimizer, "found_inf", None)  # of a GradScaler that leaves it to a fused optimizer to skip a step
         if found_inf is not None and bool(found_inf.item()):
             self._growth.cancel()
@@ -310,18 +351,19 @@ class Sparsifier:
                 self._cut_if_allowed(state)
             else:
                 part = self.course.part(state["done"])
-                self._cuts.make(state, [pool.zeros(part) for pool in self.pools])
+                self._cuts.make(state, [pool.zeros(part) for pool in self.pools], last=part == 1)
 
     def _grown(self, state: dict[str, Any]) -> list[Grown]:
         """The weights with what their next step may be lengthened by."""
         most: dict[int, float] = {}
         reach = REACH_OF_ADAM if divides(self.optimizer) else REACH
         for index, group in enumerate(self.optimizer.param_groups if self.growth else ()):
-            lr = float(group.get("lr", 0.0))
-            peak = state["peaks"][index] = max(lr, state["peaks"].get(index, 0.0))
+            rate = group.get("lr")
+            lr = 1.0 if rate is None else float(rate)  # an optimizer may choose its own
+            peak = state["peaks"][str(index)] = max(lr, state["peaks"].get(str(index), 0.0))
             most |= dict.fromkeys(map(id, group["params"]), max(0.0, reach * peak / lr - 1) if lr > 0 else 0.0)
         return [
-            Grown(param, state["sizes"].get(name, 1.0), self.growth, most.get(id(param), 0.0))
+            Grown(param, state["sizes"].get(name, 0.0), self.growth, most.get(id(param), 0.0))
             for name, param in self.weights.items()
         ]
 
@@ -340,7 +382,7 @@ class Sparsifier:
             return
         state["taken"] = {}
         if state["done"] < self.course.last and state["share"] < SPARSEST:
-            density = max(1 - SPARSEST, (1 - state["share"]) * (1 - SPARSEST) ** (state["stride"] / LEVELS))
+            density = max(1 - SPARSEST, (1 - state["share"]) * (1 - SPARSEST) ** (state["stride"] / self.course.levels))
             total = self.pools[0].total
             self._cuts.make(state, [min(total - 1, round((1 - density) * total))], remember=True)
 
@@ -349,6 +391,10 @@ class Sparsifier:
         with keeping_modes(self.model), torch.no_grad():
             value = float(self.evaluate(self.model.eval()))
         reshard(self.model)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            values = [0.0] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(values, value)  # each may have seen its part of the data
+            value = sum(values) / len(values)
         if math.isnan(value):
             raise ValueError("evaluate returned NaN: no cut can be judged by it")
         return value
@@ -367,22 +413,30 @@ class Sparsifier:
         Returns:
             A report: ``print`` it, or hand ``to_dict()`` to :func:`rewa.save_packed`.
         """
+        if self._report is not None:
+            return self._report
+        if self._ended:
+            raise ValueError("this sparsifier was removed from its optimizer: make a new one")
         state = self._state()
         done, before = state["done"], self.sparsity
         self._growth.cancel()
         last = self.course.last
         if done < last:
+            rest = ", and the rest of the cut is made now, without training after it"
             warnings.warn(
                 f"finish() after {done:,} of {self.steps:,} steps, before the last cut at step {last:,}: {before:.2%} of the "
-                "weights are zero" + (", and the rest of the cut is made now, without training after it" if cut else ""),
+                "weights are zero" + (rest if cut and self.max_drop is None else ""),
                 stacklevel=2,
             )
         if cut and self.max_drop is None:
-            self._cuts.make(state, [pool.zeros() for pool in self.pools])
+            self._cuts.make(state, [pool.zeros() for pool in self.pools], last=True)
         value = best = None
         if self.max_drop is not None:
             value = self._value()
             best = max(state["best"], value)
+            if value < best - self.max_drop and state["taken"]:
+                self._cuts.take_back(state)
+                value = self._value()
             if value < best - self.max_drop:
                 warnings.warn(
                     f"the value is {value:.6g}, more than max_drop={self.max_drop:g} below the best of the run, {best:.6g}: it "
@@ -398,7 +452,7 @@ class Sparsifier:
             )
         share = float(state["share"])
         self.remove()
-        return Sparsified(
+        self._report = Sparsified(
             summary=summary(self.model),
             count=count(self.weights.values()),
             target=self._planned(self.steps) if self.max_drop is None else share,
@@ -409,6 +463,7 @@ class Sparsifier:
             best=best,
             emptied=emptied,
         )
+        return self._report
 
     def remove(self) -> None:
         """Take the hooks and the state off the optimizer; the weights stay as they are."""
@@ -416,12 +471,13 @@ class Sparsifier:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if (found := _live.get(self.optimizer)) is not None and found() is self:
-            del _live[self.optimizer]
+        if not self._ended:
+            self._last = self._state()
+            self._ended = True
+            _live.pop(self.optimizer, None)
             self.optimizer.param_groups[0].pop(KEY, None)
             for param in self.weights.values():
-                self.optimizer.state.get(param, {}).pop(MASTER, None)
-        self._begun = False
+                self._growth.forget(param)
 
     # --------------------------------------------------------------------------------------- copies and checkpoints
 
@@ -440,6 +496,11 @@ class Sparsifier:
         if self.growth and (missing := set(self.weights) - set(state["sizes"])):
             raise ValueError(f"the state has no size of {sorted(missing)[0]!r}: it is of another model")
         self.optimizer.param_groups[0][KEY] = copy.deepcopy(dict(state))
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Sparsifier holds a model and hooks and is not pickled: save optimizer.state_dict(), which has its state"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sparsifier:
         """A copy with copies of the model and the optimizer, which it hooks into."""
@@ -484,7 +545,7 @@ class Sparsifier:
                 text = f"{pool.total:,} weights to {left:,} ({pool.share:.4g} zeros)"
                 lines.append(f"{pool.pattern}: {text}" if pool.pattern else text)
         lines.append(
-            f"cuts: from step {course.first:,} to {course.last:,} of {self.steps:,}, every {course.every:,}, {course.law}"
+            f"cuts: from step {course.first:,} to {course.last:,} of {self.steps:,}, every {course.every:,} steps, {course.law}"
         )
         kind = type(self.optimizer).__name__
         if self.growth:
@@ -499,6 +560,19 @@ class Sparsifier:
 
 
 # --------------------------------------------------------------------------------------------------- the checks
+
+
+def _is_inner(optimizer: Optimizer) -> bool:
+    """Whether a step is part of another step of the same optimizer, as of a class that calls its parent's.
+
+    torch runs the hooks for both. Whoever counts calls would be wrong after a step that failed; the frames are not.
+    """
+    found, frame = 0, sys._getframe(1)
+    while frame is not None and found < 2:
+        if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == STEPS_OF_TORCH:
+            found += frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return found > 1
 
 
 def _moved(value: Any, param: Tensor) -> Any:

@@ -42,15 +42,16 @@ class Cuts:
         return self.worth(pool.names[index])
 
     @torch.no_grad()
-    def make(self, state: dict[str, Any], zeros: Sequence[int], *, remember: bool = False) -> None:
+    def make(self, state: dict[str, Any], zeros: Sequence[int], *, last: bool = False, remember: bool = False) -> None:
         """Let each pool have so many zeros, the least of its weights; no more, and no others.
 
         Args:
             state: How far the run is, and the share of zeros that it has.
             zeros: For each pool, how many.
+            last: Whether the number is exact also where it is none: zeros from before get the smallest number.
             remember: Whether the state shall hold what is cut, for :meth:`take_back`.
         """
-        if not any(zeros) and not state["share"]:
+        if not (any(zeros) or state["share"] or last):
             return
         reshard(self.model)
         for name, param in self.weights.items():
@@ -59,7 +60,7 @@ class Cuts:
         before, taken = state["share"], {}
         for pool, number in zip(self.pools, zeros, strict=True):
             params = [self.weights[name] for name in pool.names]
-            if before and count(params).nonzero == pool.total - number:
+            if (before or last) and count(params).nonzero == pool.total - number:
                 continue
             masks = largest_one_by_one(functools.partial(self._worth_at, pool), len(params), pool.total - number)
             for name, param, mask in zip(pool.names, params, masks, strict=True):

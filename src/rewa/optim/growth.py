@@ -103,14 +103,16 @@ class Growth:
         return type(self.optimizer) in KNOWN
 
     @torch.no_grad()
-    def before(self, weights: Sequence[Grown], *, cutting: bool, closure: bool) -> None:
+    def before(self, weights: Sequence[Grown], *, cutting: bool, closure: bool, alone: bool = True) -> None:
         """Note the weights before the optimizer's step, or hide their gradients from it, for the kernel to make the step.
 
         Args:
             weights: The weights.
             cutting: Whether zeros were cut, and stay.
             closure: Whether the step evaluates the model.
+            alone: Whether no other hook comes before the step, which would miss the gradients.
         """
+        self.hidden = []  # of a step that failed; what is there now is newer
         self.cancel()
         self.cutting = cutting
         groups = {id(param): group for group in self.optimizer.param_groups for param in group["params"]}
@@ -118,7 +120,8 @@ class Growth:
             param, group = one.param, groups.get(id(one.param))
             if group is None or (param.grad is None and not closure):
                 continue
-            if not closure and one.growth and _is_known(self.optimizer, param, group) and self._kernel_for(group, param):
+            known = alone and not closure and one.growth and _is_known(self.optimizer, param, group)
+            if known and self._kernel_for(group, param):
                 assert param.grad is not None
                 self.hidden.append((one, group, param.grad))
                 param.grad = None
@@ -210,6 +213,18 @@ class Growth:
 
     # --------------------------------------------------------------------------------------------- low precision
 
+    def forget(self, param: Tensor) -> None:
+        """Leave a weight in low precision, and its state, as the optimizer alone would have them.
+
+        Args:
+            param: The weight.
+        """
+        state: dict[str, Any] = self.optimizer.state.get(param, {})
+        if state.pop(MASTER, None) is not None:
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim() and value.dtype is torch.float32:
+                    state[key] = value.to(param.dtype)
+
     def _lift(self, param: Tensor, closure: bool) -> tuple[Tensor, Tensor | None]:
         """Let the optimizer step the float32 value of a weight in low precision, in which small steps would be lost."""
         if hasattr(param, "to_local"):
@@ -261,6 +276,9 @@ def _is_known(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> boo
     if type(optimizer) not in KNOWN or group.get("differentiable") or group.get("capturable"):
         return False
     state = optimizer.state.get(param, {})
+    needed = {"step", "exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])}
+    if state and "betas" in group and not needed <= state.keys():
+        return False
     tensors = [param, param.grad, *(state[key] for key in POINTERS if isinstance(state.get(key), Tensor))]
     same = all(tensor is not None and tensor.dtype is param.dtype for tensor in tensors)
     return param.dtype in REALS and same and one_block(tensors)

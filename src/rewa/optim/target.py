@@ -7,7 +7,7 @@ import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,13 +17,12 @@ from rewa.names import close, nearest
 from rewa.optim.groups import Rules, decided_by_rules
 from rewa.weights import Decision, computed, decisions, full, is_plain, reshard
 
-__all__ = ["Course", "Evaluate", "Pool", "decided_for", "pools_of", "shares_of", "trained_weights"]
+__all__ = ["Course", "Evaluate", "Pool", "decided_for", "pools_of", "shares_of", "trained_weights", "unwrapped"]
 
 CUTS = 100  # in a whole run; those between begin and end are made
 SPARSEST = 0.999  # the last level, where a value decides how far to go
 LEVELS = 40  # between begin and end, each after an evaluation
 
-WRAPPERS = re.compile(r"(^|\.)(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
 REWA = {"K": 2, "M": 1, "eps": 0.0, "weight_decay": 0.0}
 PLAIN = {"K": 1, "M": 0, "eps": 0.0, "weight_decay": 0.0}
 Evaluate = Callable[[nn.Module], float]
@@ -67,6 +66,9 @@ class Course:
 
     def __post_init__(self) -> None:
         steps: object = self.steps
+        for name, value in (("begin", self.begin), ("end", self.end)):
+            if not _is_number(value):
+                raise ValueError(f"Invalid {name}: {value!r} (allowed: a share of the run, from 0 to 1)")
         if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or self.steps < 1:
             raise ValueError(f"Invalid steps: {steps!r} (allowed: a whole number >= 1, the optimizer steps of the whole run)")
         if not 0 <= self.begin <= self.end <= 1:
@@ -74,7 +76,7 @@ class Course:
                 f"Invalid begin and end: {self.begin}, {self.end} (allowed: 0 <= begin <= end <= 1, shares of the run)"
             )
         if self.law not in LAWS:
-            raise ValueError(nearest("schedule", self.law, LAWS))
+            raise ValueError(nearest("schedule", str(self.law), LAWS))
 
     @property
     def first(self) -> int:
@@ -91,6 +93,11 @@ class Course:
         """Steps from one cut to the next."""
         number = round(LEVELS * self.steps / max(1, self.last - self.first)) if self.in_levels else CUTS
         return max(1, self.steps // max(1, number))
+
+    @property
+    def levels(self) -> int:
+        """How many cuts there are between the first and the last."""
+        return max(1, (self.last - self.first) // self.every)
 
     def is_time(self, done: int) -> bool:
         """Whether a cut is due; after the last one, whether to look if its zeros are still there.
@@ -140,27 +147,35 @@ def shares_of(
             if evaluate is None
             else "evaluate is for max_drop: give that instead of a share"
         )
+    if evaluate is not None and not callable(evaluate):
+        raise ValueError(f"Invalid evaluate: {evaluate!r} (allowed: a function that takes the model and returns its value)")
     if max_drop is not None:
-        if isinstance(max_drop, bool) or not 0 <= max_drop < math.inf:
-            raise ValueError(f"Invalid max_drop: {max_drop} (allowed: a finite number >= 0, in units of what evaluate returns)")
+        if not _is_number(max_drop) or not 0 <= max_drop < math.inf:
+            raise ValueError(
+                f"Invalid max_drop: {max_drop!r} (allowed: a finite number >= 0, in units of what evaluate returns)"
+            )
         return {"": SPARSEST}
     if compression is not None:
-        if isinstance(compression, bool) or not 1 <= compression < math.inf:
-            raise ValueError(f"Invalid compression: {compression} (allowed: a number >= 1, 20 for 95 % zeros)")
+        if not _is_number(compression) or not 1 <= compression < math.inf:
+            raise ValueError(f"Invalid compression: {compression!r} (allowed: a number >= 1, 20 for 95 % zeros)")
         return {"": 1 - 1 / compression}
     shares = dict(sparsity) if isinstance(sparsity, Mapping) else {"": sparsity}
     if not shares:
         raise ValueError("Invalid sparsity: {} (allowed: a share, or at least one pattern with its share)")
     for pattern, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+        if not _is_number(share) or not 0 <= share < 1:
             where = f" for {pattern!r}" if pattern else ""
-            hint = f"; {share} % is {share / 100:g}" if isinstance(share, (int, float)) and 1 < share < 100 else ""
-            raise ValueError(f"Invalid sparsity{where}: {share} (allowed: a share of zeros, at least 0 and below 1{hint})")
+            hint = f"; {share} % is {share / 100:g}" if _is_number(share) and 1 < share < 100 else ""
+            raise ValueError(f"Invalid sparsity{where}: {share!r} (allowed: a share of zeros, at least 0 and below 1{hint})")
         try:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"sparsity: {pattern!r} is not a regular expression: {error}") from None
     return {pattern: float(share) for pattern, share in shares.items() if share is not None}
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def pools_of(weights: Mapping[str, Tensor], shares: Mapping[str, float], *, bounded: bool) -> list[Pool]:
@@ -192,7 +207,7 @@ def decided_for(model: nn.Module, rules: Rules | None) -> tuple[list[Decision], 
     """The decision for each parameter of a model, and those that rules made.
 
     Args:
-        model: The model.
+        model: The model, without wrappers.
         rules: As for :func:`rewa.param_groups`; None for what the model remembers.
     """
     reshard(model)
@@ -204,8 +219,23 @@ def decided_for(model: nn.Module, rules: Rules | None) -> tuple[list[Decision], 
     return decided_by_rules(model, rules, REWA, PLAIN)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DDP, ``torch.compile`` and the like, whose names have no prefix.
+
+    Args:
+        model: The model, wrapped or not.
+    """
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
 def trained_weights(decided: Sequence[Decision], optimizer: Optimizer) -> dict[str, Tensor]:
-    """The weights that become sparse, by their names without what wrappers put before them.
+    """The weights that become sparse, by name.
 
     Args:
         decided: The decisions for the parameters of a model.
@@ -227,7 +257,7 @@ def trained_weights(decided: Sequence[Decision], optimizer: Optimizer) -> dict[s
             + " of this model: make the optimizer from model.parameters(), after the model is moved, sharded or "
             "compiled; or keep them dense, by rules={'name': None}"
         )
-    weights = {WRAPPERS.sub("", one.name).lstrip("."): one.param for one in sparse if id(one.param) in trained}
+    weights = {one.name: one.param for one in sparse if id(one.param) in trained}
     if not weights:
         raise ValueError("every weight that can become sparse has requires_grad=False: nothing would train around the zeros")
     for name, param in weights.items():
