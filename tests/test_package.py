@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -245,6 +246,26 @@ def run_examples(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> st
 )
 def test_examples_run(page, tmp_path, monkeypatch):
     run_examples(page, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["AdamW(model.parameters(), lr=1e-3)", "SGD(model.parameters(), lr=0.05, momentum=0.9)"])
+def test_the_readmes_example_fits_a_model_of_others(optimizer, tmp_path, monkeypatch):
+    """The lines of the README with a layer of a transformer that torch wrote, and with the optimizer exchanged."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    code, models = re.subn(r"^model = .*$", "model = torch.nn.TransformerEncoderLayer(64, 4, 256)", code, flags=re.M)
+    code, optimizers = re.subn(r"(?<=^optimizer = torch\.optim\.).*?\)  ", f"{optimizer}  ", code, flags=re.M)
+    assert (models, optimizers) == (1, 1)
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    found: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(code.replace("1000", "200"), "README.md", "exec"), found)
+    left = rewa.sparsity.count(rewa.sparsity.prunable(found["model"]).values())
+    assert left.total == 64 * 64 * 4 + 64 * 256 * 2
+    assert left.total - left.nonzero == round(0.95 * left.total)
+    fresh = torch.nn.TransformerEncoderLayer(64, 4, 256)
+    rewa.load_packed("model.rewa", fresh)
+    assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), found["model"].parameters(), strict=True))
 
 
 @pytest.mark.slow
