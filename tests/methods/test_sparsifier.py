@@ -109,7 +109,7 @@ def test_the_settings_reach_the_sparsifier():
     by_default = begin(Sparsifying(strength=0.8), network(), plan()).sparsifier
     model = network()
     own = rewa.Sparsifier(model, torch.optim.SGD(model.parameters(), 0.1), sparsity=0.8, steps=24)
-    for name in ("begin", "end", "schedule", "growth", "pools"):
+    for name in ("course", "growth", "pools"):
         assert getattr(by_default, name) == getattr(own, name), name
 
 

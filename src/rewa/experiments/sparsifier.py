@@ -105,7 +105,10 @@ class _VariedSparsifier(Sparsifier):
             return found
         groups = enumerate(self.optimizer.param_groups)
         most = {
-            id(p): reach * state["peaks"][i] / group["lr"] - 1 for i, group in groups for p in group["params"] if group["lr"]
+            id(p): reach * state["peaks"][str(i)] / group["lr"] - 1
+            for i, group in groups
+            for p in group["params"]
+            if group["lr"]
         }
         return [replace(one, most=max(0.0, most.get(id(one.param), 0.0))) for one in found]
 
