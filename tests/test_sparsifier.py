@@ -681,7 +681,7 @@ def test_remove_leaves_a_plain_optimizer() -> None:
         ({"sparsity": math.nan}, r"Invalid sparsity: nan"),
         ({"sparsity": 0.999}, r"0\.999 of 252 weights leaves none \(allowed: at most 0\.996031\)"),
         ({"sparsity": {}}, r"Invalid sparsity: \{\}"),
-        ({"sparsity": {"head": 0.9}}, r"'head' matches no weight's whole name \(such as 0\.weight"),
+        ({"sparsity": {"head": 0.9}}, r"'head' matches the whole name of no weight that is left, such as 0\.weight.*biases"),
         ({"sparsity": {"(": 0.9}}, "is not a regular expression"),
         ({"sparsity": {r"0\.weight": 2.0}}, r"Invalid sparsity for '0\\\\.weight': 2\.0"),
         ({"compression": 0.5}, r"Invalid compression: 0\.5"),
@@ -735,6 +735,8 @@ def test_weights_that_do_not_train_are_left_alone() -> None:
     model[0].weight.requires_grad_(False)
     optimizer = torch.optim.SGD([param for param in model.parameters() if param.requires_grad], lr=0.1)
     assert "0.weight" not in rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10).weights
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # which has it, but no gradient for it
+    assert "0.weight" not in rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10).weights
     for param in model.parameters():
         param.requires_grad_(False)
     with pytest.raises(ValueError, match="requires_grad=False"):
@@ -767,6 +769,16 @@ def test_a_weight_behind_a_mask_of_torch_is_an_error() -> None:
     nn.utils.prune.l1_unstructured(model[0], "weight", 0.5)
     with pytest.raises(ValueError, match=r"prune\.remove"):
         rewa.Sparsifier(model, make("adamw", model), sparsity=0.9, steps=10)
+
+
+def test_what_evaluate_and_rules_must_be() -> None:
+    model = network()
+    optimizer = make("sgd", model)
+    with pytest.raises(TypeError, match=r"rules are a dictionary, \{regular expression: settings or None\}, not list"):
+        rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10, rules=["0.weight"])
+    rewa.Sparsifier(model, optimizer, max_drop=0.1, evaluate=lambda _: None, steps=8)
+    with pytest.raises(TypeError, match="evaluate returned NoneType: it must return a number, larger is better"):
+        train(model, optimizer, 0, 8)
 
 
 # What others do to the same weights and the same optimizer.

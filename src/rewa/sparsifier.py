@@ -389,8 +389,12 @@ class Sparsifier:
     def _value(self) -> float:
         assert self.evaluate is not None
         with keeping_modes(self.model), torch.no_grad():
-            value = float(self.evaluate(self.model.eval()))
+            found: Any = self.evaluate(self.model.eval())
         reshard(self.model)
+        try:
+            value = float(found)
+        except TypeError:
+            raise TypeError(f"evaluate returned {type(found).__name__}: it must return a number, larger is better") from None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             values = [0.0] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(values, value)  # each may have seen its part of the data
@@ -411,7 +415,7 @@ class Sparsifier:
             cut: Whether to make the cuts that are missing; ``False`` leaves the weights as they are.
 
         Returns:
-            A report: ``print`` it, or hand ``to_dict()`` to :func:`rewa.save_packed`.
+            A report: ``print`` it, or keep it in the file by ``rewa.save_packed(model, path, report=report.to_dict())``.
         """
         if self._report is not None:
             return self._report

@@ -122,6 +122,8 @@ def decided_by_rules(
         sparse: Settings of sparse weights, which rules change.
         plain: Settings of all other parameters.
     """
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"rules are a dictionary, {{regular expression: settings or None}}, not {type(rules).__name__}")
     for pattern, settings in rules.items():
         _check_rule(pattern, settings)
     decided, ruled = [], []

@@ -194,7 +194,10 @@ def pools_of(weights: Mapping[str, Tensor], shares: Mapping[str, float], *, boun
     for pattern, share in shares.items():
         if not names[pattern]:
             such = close(pattern, weights, count=3, cutoff=0.3) or list(weights)[:3]
-            raise ValueError(f"sparsity: {pattern!r} matches no weight's whole name (such as {', '.join(such)}) that is left")
+            raise ValueError(
+                f"sparsity: {pattern!r} matches the whole name of no weight that is left, such as {', '.join(such)}; biases, "
+                "norms and embeddings are no weights unless rules make them so"
+            )
         pool = Pool(tuple(names[pattern]), share, sum(weights[name].numel() for name in names[pattern]), pattern)
         if pool.zeros() >= pool.total and bounded:
             most = math.floor(1e6 * (1 - 1 / pool.total)) / 1e6
@@ -257,7 +260,7 @@ def trained_weights(decided: Sequence[Decision], optimizer: Optimizer) -> dict[s
             + " of this model: make the optimizer from model.parameters(), after the model is moved, sharded or "
             "compiled; or keep them dense, by rules={'name': None}"
         )
-    weights = {one.name: one.param for one in sparse if id(one.param) in trained}
+    weights = {one.name: one.param for one in sparse if one.param.requires_grad}
     if not weights:
         raise ValueError("every weight that can become sparse has requires_grad=False: nothing would train around the zeros")
     for name, param in weights.items():
