@@ -26,7 +26,6 @@ from torch.optim import Optimizer
 
 from rewa.modes import keeping_modes
 from rewa.names import nearest
-from rewa.optim.attach import divides
 from rewa.optim.cuts import Cuts
 from rewa.optim.groups import Rules
 from rewa.optim.growth import MASTER, Grown, Growth, start_size
@@ -40,8 +39,7 @@ __all__ = ["Sparsified", "Sparsifier"]
 
 KEY = "sparsifier"  # in the optimizer's first parameter group: how far it is, and the sizes that the weights started with
 GROWTH = 1.0
-# A lengthened step is at most that of so many times the highest learning rate up to now; Adam's kind bounds its steps itself.
-REACH, REACH_OF_ADAM = 2.0, 4.0
+REACH = 1.0  # a lengthened step is at most that of so many times the highest learning rate up to now
 PATTERNS = ("unstructured",)
 STEPS_OF_TORCH = Optimizer.profile_hook_step.__code__.co_filename  # where torch runs the hooks of a step
 
@@ -97,9 +95,9 @@ class Sparsifier:
 
     .. math:: x \leftarrow x + \left(1 + \min(a\,|x|/s,\, b)\right) \Delta
 
-    Large weights learn faster, small ones change their sign as freely as before. The bound b keeps a lengthened step below that
-    of twice the highest learning rate up to now, or of four times for Adam and its kind: it grows as the rate falls. With
-    ``growth=0``, and for optimizers of ReWA, steps are those of the optimizer.
+    Large weights learn faster, small ones change their sign as freely as before. The bound b keeps a lengthened step at most that
+    of the highest learning rate up to now. So large weights go on learning while the rate of the small ones falls, and no weight
+    learns faster than the optimizer was meant to. With ``growth=0``, and for optimizers of ReWA, steps are the optimizer's.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
@@ -356,12 +354,11 @@ class Sparsifier:
     def _grown(self, state: dict[str, Any]) -> list[Grown]:
         """The weights with what their next step may be lengthened by."""
         most: dict[int, float] = {}
-        reach = REACH_OF_ADAM if divides(self.optimizer) else REACH
         for index, group in enumerate(self.optimizer.param_groups if self.growth else ()):
             rate = group.get("lr")
             lr = 1.0 if rate is None else float(rate)  # an optimizer may choose its own
             peak = state["peaks"][str(index)] = max(lr, state["peaks"].get(str(index), 0.0))
-            most |= dict.fromkeys(map(id, group["params"]), max(0.0, reach * peak / lr - 1) if lr > 0 else 0.0)
+            most |= dict.fromkeys(map(id, group["params"]), max(0.0, REACH * peak / lr - 1) if lr > 0 else 0.0)
         return [
             Grown(param, state["sizes"].get(name, 0.0), self.growth, most.get(id(param), 0.0))
             for name, param in self.weights.items()
@@ -554,8 +551,8 @@ class Sparsifier:
         kind = type(self.optimizer).__name__
         if self.growth:
             lines.append(
-                f"steps: a weight of usual size moves {1 + self.growth:g} times as far as under {kind} alone, one near zero as "
-                "far (ReWA with p = 1)"
+                f"steps: a weight of usual size moves up to {1 + self.growth:g} times as far as under {kind} alone, as its highest "
+                "learning rate allows, one near zero as far (ReWA with p = 1)"
             )
         else:
             lines.append(f"steps: those of {kind}")

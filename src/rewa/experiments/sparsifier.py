@@ -42,7 +42,7 @@ class Varied(Sparsifying):
         M: Adaptivity exponent of what is added; the penalty has p = 2 - M.
         floor: Share of the optimizer's step that every weight makes.
         floor_until: Share of the run at which the floor has fallen to zero, from a tenth of the run on; None: it stays.
-        reach: Bound of a lengthened step, in steps of the highest learning rate; None: the Sparsifier's own.
+        reach: Bound of a lengthened step, in steps of the highest learning rate; None: one.
         unit: ``"layer"``: the size s is each layer's; ``"model"``: one for all.
         worth: What is cut last: large ``"magnitude"``, ``"relative"`` magnitude |x|/s, ``"lamp"`` or ``"saliency"`` |x g|.
         average: Whether the model in the end is the average of the last tenth of the run.
@@ -195,7 +195,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "p = 0.5": {"M": 1.5},
     "no floor": {"floor": 0.0},
     "a floor that falls to zero": {"floor_until": 0.5},
-    "reach 1": {"reach": 1.0},
     "reach 2": {"reach": 2.0},
     "reach 4": {"reach": 4.0},
     "no bound": {"reach": math.inf},
