@@ -48,7 +48,15 @@ def train(model: nn.Module, optimizer: Optimizer, start: int, end: int) -> None:
         optimizer.zero_grad()
         data, label = batch(step)
         nn.functional.cross_entropy(model(data), label).backward()
+        lower_rate(optimizer, step)
         optimizer.step()
+
+
+def lower_rate(optimizer: Optimizer, step: int) -> None:
+    """A rate that falls: at a constant one no step is lengthened."""
+    for group in optimizer.param_groups:
+        if group["lr"] is not None:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) / (1 + step / 5)
 
 
 def weights(model: nn.Module) -> list[Tensor]:
@@ -189,6 +197,34 @@ def test_kernel_and_copy_make_the_same_steps(kind: str, dtype: torch.dtype, monk
     assert [sorted(state) for state in states[0].values()] == [sorted(state) for state in states[1].values()]
 
 
+def test_steps_are_lengthened_up_to_the_highest_rate() -> None:
+    for kind in ("sgd", "nadam"):  # by the kernel, and by a copy
+        model = nn.Linear(4, 1, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[0.0, 0.1, -1.0, 4.0]]))
+        plain = copy.deepcopy(model)
+        made = [
+            torch.optim.SGD(one.parameters(), lr=0.1) if kind == "sgd" else torch.optim.NAdam(one.parameters(), lr=0.1)
+            for one in (model, plain)
+        ]
+        sparsifier = rewa.Sparsifier(model, made[0], sparsity=0.5, steps=100)
+        size = sparsifier.state_dict()["sizes"]["weight"]
+        assert size == pytest.approx((17.01 / 3) ** 0.5)
+        for rate in (0.1, 0.05, 0.025, 0.0, 0.2, 0.1):
+            highest = 0.1 if rate < 0.2 else 0.2
+            highest = 0.2 if rate == 0.1 and sparsifier.done == 5 else highest
+            plain.load_state_dict(model.state_dict())
+            before = plain.weight.detach().clone()
+            for one, optimizer in zip((model, plain), made, strict=True):
+                optimizer.param_groups[0]["lr"] = rate
+                one.weight.grad = torch.tensor([[1.0, -2.0, 3.0, 0.5]])
+                optimizer.step()
+            most = highest / rate - 1 if rate else 0.0
+            factor = 1 + (before.abs() / size).clamp(max=most)
+            expected = before + factor * (plain.weight.detach() - before)
+            torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-12, atol=1e-14)
+
+
 def test_gradients_are_there_after_the_step_as_before() -> None:
     for kind in ("adamw", "nadam"):
         model = network()
@@ -216,6 +252,7 @@ def test_without_growth_it_is_gradual_pruning_by_hand(kind: str) -> None:
         nn.functional.cross_entropy(by_hand(data), label).backward()
         for name, weight in chosen.items():
             weight.grad.mul_(masks[name])
+        lower_rate(other, step)
         other.step()
         with torch.no_grad():
             for name, weight in chosen.items():
@@ -289,6 +326,7 @@ def test_steps_that_a_scaler_skips_are_not_counted() -> None:
                 scaler.scale(nn.functional.cross_entropy(model(data), label)).backward()
                 if overflow:
                     model[0].weight.grad[0, 0] = math.inf
+                lower_rate(optimizer, step)
                 scaler.step(optimizer)
                 scaler.update(4.0)
                 if overflow:
@@ -508,6 +546,7 @@ def low_train(model: nn.Module, optimizer: Optimizer, start: int, end: int) -> N
     for step in range(start, end):
         grad = torch.randn(4, 8, generator=torch.Generator().manual_seed(step % 7)) + 1
         model.weight.grad = grad.to(torch.bfloat16).to(model.weight.dtype)
+        lower_rate(optimizer, step // 40)
         optimizer.step()
 
 
@@ -527,6 +566,7 @@ def test_a_closure_and_a_plain_step_are_the_same() -> None:
                     loss.backward()
                     return loss
 
+                lower_rate(optimizer, step)
                 if closed:
                     optimizer.step(closure)
                 else:
@@ -561,6 +601,7 @@ def test_a_compiled_model_and_step_train_as_eager_ones() -> None:
             optimizer.zero_grad()
             data, label = batch(number)
             nn.functional.cross_entropy(used(data), label).backward()
+            lower_rate(optimizer, number)
             step()
         assert sparsifier.done == 12
         results.append(weights(model))
@@ -663,7 +704,7 @@ def test_remove_leaves_a_plain_optimizer() -> None:
     sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
     train(model, optimizer, 0, 9)
     sparsifier.remove()
-    assert set(optimizer.param_groups[0]) == keys
+    assert set(optimizer.param_groups[0]) == keys | {"initial_lr"}
     train(model, optimizer, 9, 10)
     assert zeros(model) < round(0.9 * 252)  # they train again
     rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)

@@ -95,9 +95,10 @@ class Sparsifier:
 
     .. math:: x \leftarrow x + \left(1 + \min(a\,|x|/s,\, b)\right) \Delta
 
-    Large weights learn faster, small ones change their sign as freely as before. The bound b keeps a lengthened step at most that
-    of the highest learning rate up to now. So large weights go on learning while the rate of the small ones falls, and no weight
-    learns faster than the optimizer was meant to. With ``growth=0``, and for optimizers of ReWA, steps are the optimizer's.
+    Large weights learn faster, small ones change their sign as freely as before. The bound b keeps a lengthened step at most
+    that of the highest learning rate up to now: large weights go on learning while the rate of the small ones falls, and no
+    weight learns faster than the optimizer was meant to. With ``growth=0``, and for optimizers of ReWA, steps are the
+    optimizer's own.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
@@ -257,6 +258,8 @@ class Sparsifier:
         if self.max_drop is not None:
             for key, value in {"best": -math.inf, "stride": 1.0, "taken": {}, "share_before": 0.0}.items():
                 state.setdefault(key, value)
+        for index in range(len(self.optimizer.param_groups)):  # a distributed checkpoint loads the keys that are there already
+            state["peaks"].setdefault(str(index), 0.0)
         missing = [name for name in self.weights if self.growth and name not in state["sizes"]]
         state["sizes"] |= {name: start_size(self.weights[name]) for name in missing}
         if missing and resumed:
@@ -551,8 +554,8 @@ class Sparsifier:
         kind = type(self.optimizer).__name__
         if self.growth:
             lines.append(
-                f"steps: a weight of usual size moves up to {1 + self.growth:g} times as far as under {kind} alone, as its highest "
-                "learning rate allows, one near zero as far (ReWA with p = 1)"
+                f"steps: a weight of usual size moves up to {1 + self.growth:g} times as far as under {kind} alone, within its "
+                "highest learning rate; one near zero as far (ReWA with p = 1)"
             )
         else:
             lines.append(f"steps: those of {kind}")
