@@ -34,9 +34,7 @@ class SparsityCallback(SparsityRun, TrainerCallback):
     Args:
         **options: What :class:`rewa.Sparsifier` takes, except model, optimizer and steps.
 
-    Attributes:
-        sparsifier: The sparsifier while the run lasts, otherwise None.
-        report: What the last run reached, once it has ended.
+    While the run lasts, ``sparsifier`` is the sparsifier; afterwards ``report`` is what it reached (:class:`SparsityRun`).
 
     Example:
         >>> callback = SparsityCallback(sparsity=0.95)  # for Trainer(..., callbacks=[callback])
