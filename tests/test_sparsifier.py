@@ -53,7 +53,7 @@ def train(model: nn.Module, optimizer: Optimizer, start: int, end: int) -> None:
 
 
 def lower_rate(optimizer: Optimizer, step: int) -> None:
-    """A rate that falls: at a constant one no step is lengthened."""
+    """A rate that falls, as most do: the bound of lengthened steps moves with it."""
     for group in optimizer.param_groups:
         if group["lr"] is not None:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) / (1 + step / 5)
@@ -194,7 +194,7 @@ def test_kernel_and_copy_make_the_same_steps(kind: str, dtype: torch.dtype, monk
         states.append(optimizer.state_dict()["state"])
     near = {"rtol": 1e-10, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1e-2, "atol": 1e-4}
     torch.testing.assert_close(results[0], results[1], **near)
-    assert [sorted(state) for state in states[0].values()] == [sorted(state) for state in states[1].values()]
+    assert {key: sorted(state) for key, state in states[0].items()} == {key: sorted(state) for key, state in states[1].items()}
 
 
 def test_steps_are_lengthened_up_to_the_highest_rate() -> None:
@@ -219,14 +219,40 @@ def test_steps_are_lengthened_up_to_the_highest_rate() -> None:
                 optimizer.param_groups[0]["lr"] = rate
                 one.weight.grad = torch.tensor([[1.0, -2.0, 3.0, 0.5]])
                 optimizer.step()
-            most = highest / rate - 1 if rate else 0.0
+            most = 2 * highest / rate - 1 if rate else 0.0
             factor = 1 + (before.abs() / size).clamp(max=most)
             expected = before + factor * (plain.weight.detach() - before)
             torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("maximize", [True, False])
+def test_sgd_takes_longer_gradients_and_decays_beside_them(
+    known: bool, maximize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow reference: momentum of phi(x) g + 2 weight_decay x, with phi = 1 + min(|x|/s, 2 highest rate / rate - 1)."""
+    if not known:
+        monkeypatch.setattr("rewa.optim.growth._is_known", lambda *_: False)
+    model = nn.Linear(5, 3, bias=False)
+    x, buffer = model.weight.detach().clone(), torch.zeros(3, 5)
+    size = x.square().mean().sqrt()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8, weight_decay=0.03, maximize=maximize)
+    rewa.Sparsifier(model, optimizer, sparsity=0.0, steps=40)
+    for step in range(20):
+        grad = torch.randn(3, 5)
+        model.weight.grad = grad.clone()
+        lower_rate(optimizer, step)
+        rate = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        assert torch.equal(model.weight.grad, grad)
+        phi = 1 + (x.abs() / size).clamp(max=2 * 0.1 / rate - 1)
+        buffer = 0.8 * buffer + phi * (-grad if maximize else grad) + 2 * 0.03 * x
+        x = x - rate * buffer
+        torch.testing.assert_close(model.weight.detach(), x, rtol=1e-12, atol=1e-14)
+
+
 def test_gradients_are_there_after_the_step_as_before() -> None:
-    for kind in ("adamw", "nadam"):
+    for kind in ("sgd", "adamw", "nadam"):
         model = network()
         optimizer = make(kind, model)
         rewa.Sparsifier(model, optimizer, sparsity=0.8, steps=30)
@@ -242,7 +268,7 @@ def test_without_growth_it_is_gradual_pruning_by_hand(kind: str) -> None:
     model = network()
     by_hand = copy.deepcopy(model)
     optimizer, other = make(kind, model), make(kind, by_hand)
-    rewa.Sparsifier(model, optimizer, sparsity=share, steps=steps, growth=0, begin=0.2, end=0.8)
+    rewa.Sparsifier(model, optimizer, sparsity=share, steps=steps, growth=0, worth="magnitude", begin=0.2, end=0.8)
     train(model, optimizer, 0, steps)
     chosen = dict(rewa.sparsity.prunable(by_hand))
     masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in chosen.items()}
@@ -262,6 +288,55 @@ def test_without_growth_it_is_gradual_pruning_by_hand(kind: str) -> None:
                 for name, weight in chosen.items():
                     weight.mul_(masks[name])
     torch.testing.assert_close(weights(model), weights(by_hand), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "nadam"])
+def test_weights_of_the_least_worth_are_cut(kind: str) -> None:
+    """By hand: magnitude times the root of the mean square gradient, which Adam and its like hold already."""
+    steps, share = 48, 0.9
+    model = network()
+    by_hand = copy.deepcopy(model)
+    optimizer, other = make(kind, model), make(kind, by_hand)
+    rewa.Sparsifier(model, optimizer, sparsity=share, steps=steps, growth=0, begin=0.25, end=0.75)
+    train(model, optimizer, 0, steps)
+    chosen = dict(rewa.sparsity.prunable(by_hand))
+    masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in chosen.items()}
+    squares = {name: torch.zeros_like(weight) for name, weight in chosen.items()}
+    for step in range(steps):
+        other.zero_grad()
+        data, label = batch(step)
+        nn.functional.cross_entropy(by_hand(data), label).backward()
+        for name, weight in chosen.items():
+            weight.grad.mul_(masks[name])
+            if step % 4 == 0 and step < 36:
+                squares[name] += max(4 / (step + 4), 0.08) * (weight.grad.square() - squares[name])
+        lower_rate(other, step)
+        other.step()
+        with torch.no_grad():
+            for weight, mask in zip(chosen.values(), masks.values(), strict=True):
+                weight.mul_(mask)
+            if 12 < step + 1 <= 36:
+                held = {name: other.state[weight].get("exp_avg_sq", squares[name]) for name, weight in chosen.items()}
+                worth = {name: weight.abs() * held[name].sqrt() for name, weight in chosen.items()}
+                masks = global_masks(worth, share * cubic((step + 1 - 12) / 24))
+                for name, weight in chosen.items():
+                    weight.mul_(masks[name])
+    torch.testing.assert_close(weights(model), weights(by_hand), rtol=1e-12, atol=1e-14)
+    assert any("grad_square" in state for state in optimizer.state.values()) == (kind == "sgd")
+
+
+def test_weights_without_gradient_are_cut_before_others_but_after_zeros() -> None:
+    model = nn.Linear(6, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.5, 9.0, 8.0, 0.4, 0.3, 0.2]]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    rewa.Sparsifier(model, optimizer, sparsity=0.5, steps=4, begin=0.25, end=0.75, schedule="linear")
+    counts = []
+    for _ in range(4):
+        model.weight.grad = torch.tensor([[1.0, 0.0, 0.0, 1.0, 1.0, 1.0]])
+        optimizer.step()
+        counts.append((model.weight == 0).int().flatten().tolist())
+    assert counts == [[0] * 6, [0, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 0, 1]]
 
 
 def test_before_the_first_cut_and_without_growth_it_is_the_optimizer() -> None:
@@ -737,6 +812,7 @@ def test_remove_leaves_a_plain_optimizer() -> None:
         ({"sparsity": 0.9, "schedule": "cubik"}, "did you mean 'cubic'"),
         ({"sparsity": 0.9, "pattern": "2:4"}, "there is no pattern .2:4."),
         ({"sparsity": 0.9, "growth": -1}, "Invalid growth: -1"),
+        ({"sparsity": 0.9, "worth": "magnitud"}, "did you mean 'magnitude'"),
         ({"sparsity": "0.5"}, r"Invalid sparsity: '0\.5'"),
         ({"compression": "20"}, r"Invalid compression: '20'"),
         ({"sparsity": 0.9, "begin": "0"}, r"Invalid begin: '0'"),

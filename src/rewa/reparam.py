@@ -19,6 +19,8 @@ __all__ = [
     "check_exponents",
     "flush_subnormal",
     "grown",
+    "grown_gradient",
+    "lengthening",
     "moved",
     "power",
     "step_size",
@@ -219,19 +221,18 @@ def adam_step_size(magnitude: float, K: float) -> float:
     return step_size(magnitude, K, M=0)
 
 
-def grown(
-    x: Tensor, move: Tensor, *, size: float, growth: float = 1.0, M: float = 1.0, most: float = math.inf, floor: float = 1.0
+def lengthening(
+    x: Tensor, *, size: float, growth: float = 1.0, M: float = 1.0, most: float = math.inf, floor: float = 1.0
 ) -> Tensor:
-    r"""A weight after a step :math:`\Delta` of some optimizer that is lengthened by ReWA's, in the same direction.
+    r"""By what the step of a weight is lengthened where the weight is large.
 
-    .. math:: x + \left(c + \min\left(a\,(|x|/s)^M,\, b\right)\right) \Delta
+    .. math:: \varphi(x) = c + \min\left(a\,(|x|/s)^M,\, b\right)
 
-    For ``floor=0`` it is ReWA's own step with ``K=1``, matched to the optimizer's at :math:`|x| = s`, times a; its penalty has
-    the exponent :math:`p = 2 - M`. The floor lets small weights move, and change their sign, as freely as without it.
+    For ``floor=0`` and ``growth=1`` it is ReWA's adaptive rate with ``K=1``, matched at :math:`|x| = s`; its penalty has the
+    exponent :math:`p = 2 - M`. The floor lets small weights move, and change their sign, as freely as without it.
 
     Args:
         x: The weight before the step.
-        move: The optimizer's step :math:`\Delta`.
         size: A usual magnitude s of the weight.
         growth: What a weight of that size adds to its step, as a multiple: a.
         M: Adaptivity exponent.
@@ -239,10 +240,50 @@ def grown(
         floor: Share c of the optimizer's step that every weight makes.
 
     Example:
+        >>> lengthening(torch.tensor([0.0, -1.0, 2.0]), size=1.0)
+        tensor([1., 2., 3.])
+    """
+    return floor + (growth * power(x.abs() / size, M)).clamp(max=most)
+
+
+def grown(x: Tensor, move: Tensor, **how: float) -> Tensor:
+    r"""A weight after a step :math:`\Delta` of some optimizer that is lengthened, in the same direction.
+
+    .. math:: x + \varphi(x)\,\Delta
+
+    Args:
+        x: The weight before the step.
+        move: The optimizer's step :math:`\Delta`.
+        how: The arguments of :func:`lengthening`.
+
+    Example:
         >>> grown(torch.tensor([0.0, 1.0, 2.0]), torch.tensor(0.01), size=1.0)
         tensor([0.0100, 1.0200, 2.0300])
     """
-    return x + (floor + (growth * power(x.abs() / size, M)).clamp(max=most)) * move
+    return x + lengthening(x, **how) * move
+
+
+def grown_gradient(x: Tensor, grad: Tensor, *, weight_decay: float, growth: float = 1.0, **how: float) -> Tensor:
+    r"""A gradient that makes an optimizer like SGD, which adds :math:`\lambda x` to it, lengthen the steps of large weights.
+
+    .. math:: \varphi(x)\,g + a \lambda x
+
+    Decay is not lengthened by :math:`\varphi`, but by 1 + a for every weight: its balance with the loss is the old one at the
+    usual size :math:`|x| = s`. Below, decay prevails, and above the loss does, as under a penalty :math:`\ell_1`
+    (:func:`rewa.theory.grown_penalty`).
+
+    Args:
+        x: The weight before the step.
+        grad: Its gradient g.
+        weight_decay: The optimizer's weight decay :math:`\lambda`, negative where it maximizes.
+        growth: What a weight of the usual size adds to its step, as a multiple: a.
+        how: The other arguments of :func:`lengthening`.
+
+    Example:
+        >>> grown_gradient(torch.tensor([0.0, 1.0, 2.0]), torch.tensor(0.1), weight_decay=0.01, size=1.0)
+        tensor([0.1000, 0.2100, 0.3200])
+    """
+    return lengthening(x, growth=growth, **how) * grad + growth * weight_decay * x
 
 
 def flush_subnormal(x: Tensor) -> Tensor:

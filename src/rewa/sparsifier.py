@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from rewa.modes import keeping_modes
 from rewa.names import nearest
+from rewa.optim import worth as worths
 from rewa.optim.cuts import Cuts
 from rewa.optim.groups import Rules
 from rewa.optim.growth import MASTER, Grown, Growth, start_size
@@ -39,7 +40,7 @@ __all__ = ["Sparsified", "Sparsifier"]
 
 KEY = "sparsifier"  # in the optimizer's first parameter group: how far it is, and the sizes that the weights started with
 GROWTH = 1.0
-REACH = 1.0  # a lengthened step is at most that of so many times the highest learning rate up to now
+REACH = 2.0  # a lengthened step is at most that of so many times the highest learning rate up to now
 PATTERNS = ("unstructured",)
 STEPS_OF_TORCH = Optimizer.profile_hook_step.__code__.co_filename  # where torch runs the hooks of a step
 
@@ -155,12 +156,13 @@ class Sparsifier:
         schedule: str = "cubic",
         rules: Rules | None = None,
         growth: float | None = None,
+        worth: str | None = None,
         pattern: str = "unstructured",
     ) -> None:
         self._check_types(model, optimizer)
         shares = shares_of(sparsity, compression, max_drop, evaluate)
         self.course = Course(steps, begin, end, schedule, in_levels=max_drop is not None)
-        _check_step(growth, pattern)
+        _check_step(growth, worth, pattern)
         self.model, self.optimizer, self.pattern = model, core(optimizer), pattern
         self.max_drop, self.evaluate = max_drop, evaluate
         decided, ruled = decided_for(unwrapped(model), rules)
@@ -168,12 +170,13 @@ class Sparsifier:
         self.pools = pools_of(owned, shares, bounded=max_drop is None)
         self.weights = {name: owned[name] for pool in self.pools for name in pool.names}
         self.growth = self._checked_growth(growth)
+        self.worth = worth or ("magnitude" if self._is_rewa else "gradient")
         # Nothing was changed up to here, and nothing can fail from here on.
         if rules is not None:
             remember(unwrapped(model), ruled)
         self._begun, self._ended = False, False
         self._report: Sparsified | None = None
-        self._growth, self._cuts = Growth(self.optimizer), Cuts(model, self.weights, self.pools)
+        self._growth, self._cuts = Growth(self.optimizer), Cuts(model, self.weights, self.pools, self._square)
         self._state()
         self._hook()
 
@@ -195,8 +198,17 @@ class Sparsifier:
                 f"this {type(core(optimizer)).__name__} has a sparsifier already: call its finish() or remove() first"
             )
 
+    @property
+    def _is_rewa(self) -> bool:
+        """Whether the optimizer's own steps are ReWA's."""
+        return bool(getattr(self.optimizer, "reads_rewa_keys", False))
+
+    def _square(self, param: Tensor) -> Tensor | None:
+        """The mean square of a weight's gradient, where that counts and is known."""
+        return worths.mean_square(self.optimizer.state.get(param, {})) if self.worth == "gradient" else None
+
     def _checked_growth(self, growth: float | None) -> float:
-        if not getattr(self.optimizer, "reads_rewa_keys", False):
+        if not self._is_rewa:
             return GROWTH if growth is None else float(growth)
         if growth:
             raise ValueError(
@@ -315,7 +327,9 @@ class Sparsifier:
         """Let the weights be noted as they are before the step."""
         state = self._state()
         alone = next(reversed(self.optimizer._optimizer_step_pre_hooks)) == self._handles[0].id
-        self._growth.before(self._grown(state), cutting=state["share"] > 0, closure=closure, alone=alone)
+        done = state["done"]
+        noted = worths.share_of_step(done) if self.worth == "gradient" and done < self.course.last else 0.0
+        self._growth.before(self._grown(state), cutting=state["share"] > 0, closure=closure, alone=alone, noted=noted)
 
     def _noting(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """A closure whose gradients come to be in the step: only after it are they known."""
@@ -486,8 +500,10 @@ class Sparsifier:
     # --------------------------------------------------------------------------------------- copies and checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is: plain values. The optimizer's own ``state_dict()`` holds them as well."""
-        return copy.deepcopy(self._state())
+        """How far it is, and what gradients were like. The optimizer's own ``state_dict()`` holds that as well."""
+        found = {name: self.optimizer.state.get(param, {}).get(worths.SQUARE) for name, param in self.weights.items()}
+        squares = {name: square.clone() for name, square in found.items() if square is not None}
+        return copy.deepcopy(self._state()) | {"squares": squares}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another sparsifier was, for a checkpoint without the optimizer's state.
@@ -499,7 +515,10 @@ class Sparsifier:
             raise ValueError(f"the state has no {', '.join(sorted(missing))}: it was not saved by a Sparsifier")
         if self.growth and (missing := set(self.weights) - set(state["sizes"])):
             raise ValueError(f"the state has no size of {sorted(missing)[0]!r}: it is of another model")
-        self.optimizer.param_groups[0][KEY] = copy.deepcopy(dict(state))
+        self.optimizer.param_groups[0][KEY] = copy.deepcopy({key: value for key, value in state.items() if key != "squares"})
+        for name, square in state.get("squares", {}).items():
+            param = self.weights[name]
+            self.optimizer.state[param][worths.SQUARE] = _moved(square, param)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -513,7 +532,8 @@ class Sparsifier:
         for key, value in vars(self).items():
             if key not in ("_handles", "_growth", "_cuts"):
                 setattr(twin, key, copy.deepcopy(value, memo))
-        twin._growth, twin._cuts, twin._handles = Growth(twin.optimizer), Cuts(twin.model, twin.weights, twin.pools), []
+        twin._growth, twin._handles = Growth(twin.optimizer), []
+        twin._cuts = Cuts(twin.model, twin.weights, twin.pools, twin._square)
         if self._handles:
             twin._hook()
         return twin
@@ -586,8 +606,10 @@ def _moved(value: Any, param: Tensor) -> Any:
     return value.clone() if value.dim() == 0 else value.to(param.device, copy=True)
 
 
-def _check_step(growth: float | None, pattern: str) -> None:
+def _check_step(growth: float | None, worth: str | None, pattern: str) -> None:
     if growth is not None and (isinstance(growth, bool) or not 0 <= growth < math.inf):
         raise ValueError(f"Invalid growth: {growth} (allowed: a finite number >= 0, or None for the default)")
+    if worth is not None and worth not in worths.KINDS:
+        raise ValueError(nearest("worth", str(worth), worths.KINDS))
     if pattern not in PATTERNS:
         raise ValueError(nearest("pattern", pattern, PATTERNS))

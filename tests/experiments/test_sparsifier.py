@@ -12,7 +12,8 @@ from rewa.methods.method import Plan
 from rewa.methods.sparsifier import Sparsifying
 
 pytestmark = pytest.mark.slow
-PLAN = Plan(learning_rates=tuple(0.1 * (1 - step / 40) for step in range(40)), steps_per_epoch=10, momentum=0.9)
+RATES = tuple(0.1 * (1 - step / 40) for step in range(40))
+PLAN = Plan(learning_rates=RATES, steps_per_epoch=10, momentum=0.9, weight_decay=1e-3)
 
 
 def trained(method: Sparsifying) -> nn.Sequential:
@@ -50,7 +51,7 @@ def test_every_variant_is_another_run_with_the_same_number_of_zeros(name):
 def test_the_table_has_a_row_for_each_variant(tmp_path):
     written = SPARSIFIER.run(tmp_path, How(quick=True, workers=1))
     text = (tmp_path / "sparsifier.md").read_text()
-    assert text.count("(0.1) |") == 2
+    assert text.count("(0.1) |") == 3
     assert all(path.exists() for path in written)
     before = {path: path.read_bytes() for path in tmp_path.rglob("record.json")}
     SPARSIFIER.run(tmp_path, replace(How(quick=True), trained=True))

@@ -134,7 +134,10 @@ def test_a_checkpoint_keeps_the_state_to_the_bit(tmp_path, float32):
     second = trainer(job)
     second.restore(checkpoint.load(tmp_path, 16))
     before, after = (one.bound.sparsifier.state_dict() for one in (first, second))
+    squares, others = (state.pop("squares") for state in (before, after))
     assert before == after
+    assert squares.keys() == before["sizes"].keys()
+    assert all(torch.equal(square, others[name]) for name, square in squares.items())
     assert before["done"] == 16
     for one in (first, second):
         one.model.train()

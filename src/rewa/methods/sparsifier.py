@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from rewa.cutting import LAWS, window
 from rewa.methods.method import Bound, Method, Plan
 from rewa.names import nearest
+from rewa.optim.worth import KINDS
 from rewa.sparsifier import Sparsifier
 
 __all__ = ["Sparsifying"]
@@ -29,6 +30,7 @@ class Sparsifying(Method):
         end: Where the last cut is made.
         law: How the share of zeros rises in between, ``"cubic"`` or ``"linear"``; a recipe's ``schedule`` is of its rates.
         growth: What a weight of the usual size adds to its step, as a multiple; by default what the Sparsifier chooses.
+        worth: What is cut last: ``"gradient"``, large weights with large gradients, or ``"magnitude"``.
     """
 
     name: ClassVar[str] = "sparsifier"
@@ -42,6 +44,7 @@ class Sparsifying(Method):
     end: float = 0.75
     law: str = "cubic"
     growth: float | None = None
+    worth: str = "gradient"
 
     def __post_init__(self) -> None:
         # The Sparsifier checks them as well, but only once the data is loaded and the folder of the run is made.
@@ -49,6 +52,8 @@ class Sparsifying(Method):
             raise ValueError(f"Invalid begin and end: {self.begin}, {self.end} (allowed: 0 <= begin <= end <= 1)")
         if self.law not in LAWS:
             raise ValueError(nearest("law", self.law, LAWS))
+        if self.worth not in KINDS:
+            raise ValueError(nearest("worth", self.worth, KINDS))
         if self.growth is not None and not 0 <= self.growth < math.inf:
             raise ValueError(f"Invalid growth: {self.growth} (allowed: a finite number >= 0, or none for the default)")
 
@@ -100,6 +105,7 @@ class BoundSparsifying(Bound[Sparsifying]):
             end=method.end,
             schedule=method.law,
             growth=method.growth,
+            worth=method.worth,
         )
 
     def finish(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rewa.cutting import largest_one_by_one
 from rewa.optim.growth import smallest
 from rewa.optim.target import Pool
+from rewa.optim.worth import worth
 from rewa.sparsity import count
 from rewa.weights import full, local, reshard, sharded_like
 
@@ -25,21 +26,34 @@ class Cuts:
         model: The model.
         weights: Its weights that are cut, by name.
         pools: Which of them are cut together.
+        squares: Returns the mean square of a weight's gradient, if it is to count and is known.
     """
 
-    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor], pools: Sequence[Pool]) -> None:
-        self.model, self.weights, self.pools = model, weights, pools
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: Mapping[str, Tensor],
+        pools: Sequence[Pool],
+        squares: Callable[[Tensor], Tensor | None],
+    ) -> None:
+        self.model, self.weights, self.pools, self.squares = model, weights, pools, squares
 
-    def worth(self, name: str) -> Tensor:
+    def worth(self, pool: Pool, name: str) -> Tensor:
         """What the weights of a tensor are worth, not negative: the least are cut first.
 
+        It is their magnitude, unless the mean squares of gradients are known for all that they are compared with.
+
         Args:
+            pool: The weights that are cut together.
             name: The name of the tensor.
         """
-        return full(self.weights[name].detach()).abs()
+        x, square = full(self.weights[name].detach()), self.squares(self.weights[name])
+        if square is None or any(self.squares(self.weights[other]) is None for other in pool.names):
+            return x.abs()
+        return worth(x, full(square))
 
     def _worth_at(self, pool: Pool, index: int) -> Tensor:
-        return self.worth(pool.names[index])
+        return self.worth(pool, pool.names[index])
 
     @torch.no_grad()
     def make(self, state: dict[str, Any], zeros: Sequence[int], *, last: bool = False, remember: bool = False) -> None:

@@ -1,12 +1,13 @@
-// A step of torch's SGD, Adam or AdamW that large weights make longer, over a list of tensors, in one pass over memory.
+// A step of torch's SGD, Adam or AdamW that is longer for large weights, over a list of tensors, in one pass over memory.
 //
 // growth.py compiles this file once for each setting, with the setting as macros:
 //   REAL        type of the weights, their gradients and their state: float or double
 //   CHUNK       elements that a thread takes at a time
 //   ADAM        0: SGD (with MOMENTUM and NESTEROV); 1: Adam and AdamW (with AMSGRAD and DECOUPLED)
 //   CUTTING     1 when zeros were cut and stay
+//   NOTING      1 when the mean square of the gradient is to be noted
 //
-// reparam.grown holds the formula in its obvious form; the tests compare the two.
+// reparam.grown (Adam) and reparam.grown_gradient (SGD) hold the formulas in their obvious form; the tests compare them.
 #include <cmath>
 #include <cstdint>
 
@@ -19,11 +20,12 @@ struct Tensor {  // one weight, its state and its setting; unused pointers are n
     int64_t first_chunk;
     real* x;
     const real* grad;
-    real *buffer, *exp_avg, *exp_avg_sq, *max_exp_avg_sq;
+    real *buffer, *exp_avg, *exp_avg_sq, *max_exp_avg_sq, *grad_square;
     double slope;                             // growth / size
     double most;                              // of what is added to a step, as a multiple of it
+    double noted;                             // what the gradient counts in the mean of its square
     double grad_factor;                       // -1 to maximize, times 1 / grad_scale
-    double decay;                             // lr * weight_decay when decoupled, else weight_decay
+    double decay;                             // lr * weight_decay when decoupled, else weight_decay; for SGD times 1 + growth
     double lr;                                // for Adam: lr / (1 - beta1^t)
     double momentum, damped;                  // damped: 1 - dampening, 1 at the first step
     double beta1, beta2, adam_eps;
@@ -37,7 +39,9 @@ static void step_chunk(const Tensor& t, int64_t begin, int64_t end) {
     real* __restrict exp_avg = t.exp_avg;
     real* __restrict exp_avg_sq = t.exp_avg_sq;
     real* __restrict max_exp_avg_sq = t.max_exp_avg_sq;
-    const real slope = real(t.slope), most = real(t.most), grad_factor = real(t.grad_factor), decay = real(t.decay);
+    real* __restrict grad_square = t.grad_square;
+    const real slope = real(t.slope), most = real(t.most), grad_factor = real(t.grad_factor), noted = real(t.noted);
+    const real decay = real(t.decay);
     const real lr = real(t.lr), momentum = real(t.momentum), damped = real(t.damped), beta2 = real(t.beta2);
     const real one_less_beta1 = real(1 - t.beta1), one_less_beta2 = real(1 - t.beta2);
     const real adam_eps = real(t.adam_eps), inv_sqrt_correction = real(1 / t.sqrt_correction);
@@ -49,6 +53,14 @@ static void step_chunk(const Tensor& t, int64_t begin, int64_t end) {
         real d = cut ? real(0) : grad_factor * grad_ptr[i];
 #else
         real d = grad_factor * grad_ptr[i];
+#endif
+#if NOTING
+        grad_square[i] += noted * (d * d - grad_square[i]);
+#endif
+        const real more = slope * std::fabs(x);
+        const real factor = real(1) + (more < most ? more : most);
+#if !ADAM
+        d *= factor;
 #endif
 #if !DECOUPLED
         d += decay * x;
@@ -71,8 +83,7 @@ static void step_chunk(const Tensor& t, int64_t begin, int64_t end) {
         d = NESTEROV ? d + momentum * b : b;
 #endif
         const real move = DECOUPLED ? -(decay * x + lr * d) : -(lr * d);
-        const real more = slope * std::fabs(x);
-        real x_new = x + (real(1) + (more < most ? more : most)) * move;
+        real x_new = x + (ADAM ? factor : real(1)) * move;
 #if CUTTING
         x_new = x_new == 0 ? TINY : x_new;  // by chance, not by a cut
         x_new = cut ? real(0) : x_new;

@@ -1,8 +1,10 @@
 r"""Steps that large weights make longer: what :class:`rewa.Sparsifier` does to each step of an optimizer.
 
-The optimizer is not asked what it is: its step :math:`\Delta` is the difference between the weights before and after it, and
-:func:`rewa.reparam.grown` lengthens it. That needs a copy of the weights for as long as the step takes. On a CPU the steps of
-torch's SGD, Adam and AdamW are known: there one kernel makes the step and lengthens it in one pass over memory, without a copy.
+For SGD the gradient is lengthened before the step (:func:`rewa.reparam.grown_gradient`), so that decay stays beside it. An
+optimizer that divides by the size of gradients would undo that. It is not asked what it is: its step :math:`\Delta` is the
+difference between the weights before and after it, and :func:`rewa.reparam.grown` lengthens that. Both need a copy, of
+gradients or weights, for as long as the step takes. On a CPU one kernel makes the steps of torch's SGD, Adam and AdamW in one
+pass over memory, without a copy.
 
 A weight that is exactly zero once cutting has begun was cut, and stays zero; one that comes to zero by chance gets the smallest
 normal number instead. So the zeros are the mask, and no other is stored.
@@ -23,9 +25,10 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from rewa import native
+from rewa.optim import worth
 from rewa.optim.fused import CHUNK, GRAIN, one_block
 from rewa.optim.optimizer import BLOCK, LOW_PRECISION
-from rewa.reparam import grown
+from rewa.reparam import grown, grown_gradient
 from rewa.weights import full, local
 
 __all__ = ["MASTER", "Grown", "Growth", "smallest", "start_size"]
@@ -34,9 +37,9 @@ MASTER = "master"  # in the optimizer's state of a weight in low precision: its 
 SOURCE = Path(__file__).with_name("growth.cpp")
 KNOWN = (SGD, Adam, AdamW)
 REALS = {torch.float32: "float", torch.float64: "double"}
-POINTERS = ("x", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+POINTERS = ("x", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", worth.SQUARE)
 # struct Tensor of growth.cpp: numel and first chunk, a pointer for each of POINTERS, and its numbers.
-ROW = struct.Struct(f"@2q{len(POINTERS)}P11d")
+ROW = struct.Struct(f"@2q{len(POINTERS)}P12d")
 
 Setting = tuple[Any, ...]  # what a kernel is compiled for
 
@@ -82,6 +85,8 @@ class _Before:
     x: Tensor | None  # None where only the zeros matter
     zero: Tensor | None  # which were cut; None before the first cut
     low: tuple[Tensor, Tensor | None] | None  # of a weight in low precision: its storage and gradient
+    grad: Tensor | None = None  # its gradient, where the optimizer sees a longer one
+    longer: Tensor | None = None
 
 
 class Growth:
@@ -95,7 +100,7 @@ class Growth:
         self.optimizer = optimizer
         self.kept: list[_Before] = []
         self.hidden: list[tuple[Grown, dict[str, Any], Tensor]] = []  # weights for the kernel: their groups and gradients
-        self.cutting = False
+        self.cutting, self.noted = False, 0.0
 
     @property
     def is_known(self) -> bool:
@@ -103,7 +108,7 @@ class Growth:
         return type(self.optimizer) in KNOWN
 
     @torch.no_grad()
-    def before(self, weights: Sequence[Grown], *, cutting: bool, closure: bool, alone: bool = True) -> None:
+    def before(self, weights: Sequence[Grown], *, cutting: bool, closure: bool, alone: bool = True, noted: float = 0.0) -> None:
         """Note the weights before the optimizer's step, or hide their gradients from it, for the kernel to make the step.
 
         Args:
@@ -111,10 +116,11 @@ class Growth:
             cutting: Whether zeros were cut, and stay.
             closure: Whether the step evaluates the model.
             alone: Whether no other hook comes before the step, which would miss the gradients.
+            noted: What the gradients of this step count in the means of their squares.
         """
         self.hidden = []  # of a step that failed; what is there now is newer
         self.cancel()
-        self.cutting = cutting
+        self.cutting, self.noted = cutting, noted
         groups = {id(param): group for group in self.optimizer.param_groups for param in group["params"]}
         for one in weights:
             param, group = one.param, groups.get(id(one.param))
@@ -129,8 +135,36 @@ class Growth:
             low = self._lift(param, closure) if param.dtype in LOW_PRECISION and one.growth else None
             x = local(param.detach())
             zero = x == 0 if cutting else None
-            self.kept.append(_Before(one, x.clone() if one.growth else None, zero, low))
+            copied = one.growth and not self._takes_gradients
+            self.kept.append(_Before(one, x.clone() if copied else None, zero, low))
         self.mask()
+        for before in self.kept if self._takes_gradients else ():
+            if before.one.growth and before.one.param.grad is not None:
+                before.grad = before.one.param.grad
+                before.longer = self._lengthened_gradient(before.one, before.grad, groups[id(before.one.param)])
+                before.one.param.grad = before.longer
+
+    @property
+    def _takes_gradients(self) -> bool:
+        """Whether a longer gradient makes a longer step."""
+        return type(self.optimizer) is SGD
+
+    def _lengthened_gradient(self, one: Grown, grad: Tensor, group: dict[str, Any]) -> Tensor:
+        longer = grad.to_dense() if grad.layout is not torch.strided else grad.clone()
+        decay = -group["weight_decay"] if group["maximize"] else group["weight_decay"]
+        factor = self._unscaling()
+        for here, x, _ in _blocks(local(longer), local(one.param.detach()), None):
+            assert x is not None
+            here.copy_(self._longer(one, x, here, decay / factor))
+        return longer
+
+    def _longer(self, one: Grown, x: Tensor, grad: Tensor, decay: float) -> Tensor:
+        return grown_gradient(x, grad, weight_decay=decay, size=one.size, growth=one.growth, most=one.most)
+
+    def _unscaling(self) -> float:
+        """By what gradients are multiplied in the step, for a GradScaler that leaves it to a fused optimizer."""
+        scale = getattr(self.optimizer, "grad_scale", None)
+        return 1.0 if scale is None else 1.0 / float(scale.item())
 
     @torch.no_grad()
     def mask(self) -> None:
@@ -154,6 +188,10 @@ class Growth:
                     now.copy_(self._lengthened(one, old, now - old))
                 if zero is not None:
                     now.masked_fill_(now == 0, smallest(x.dtype)).masked_fill_(zero, 0)
+            grad = one.param.grad if before.grad is None else before.grad
+            if self.noted and grad is not None:
+                factor = self._unscaling()
+                worth.note(self.optimizer.state[one.param], one.param, grad if factor == 1 else grad * factor, self.noted)
         self.cancel()
 
     def _lengthened(self, one: Grown, old: Tensor, move: Tensor) -> Tensor:
@@ -167,6 +205,8 @@ class Growth:
         for before in self.kept:
             if before.low is not None:
                 self._lower(before.one.param, *before.low)
+            elif before.longer is not None and before.one.param.grad is before.longer:  # else someone gave it another
+                before.one.param.grad = before.grad
         self.kept, self.hidden = [], []
 
     # ------------------------------------------------------------------------------------------------ the kernel
@@ -174,8 +214,9 @@ class Growth:
     def _setting(self, group: dict[str, Any], param: Tensor) -> Setting:
         """What a kernel is compiled for."""
         if "betas" in group:
-            return param.dtype, self.cutting, True, bool(group["amsgrad"]), self._decoupled(group), False, False
-        return param.dtype, self.cutting, False, False, False, bool(group["momentum"]), bool(group["nesterov"])
+            return param.dtype, self.cutting, False, True, bool(group["amsgrad"]), self._decoupled(group), False, False
+        noting, momentum = self.noted > 0, bool(group["momentum"])
+        return param.dtype, self.cutting, noting, False, False, False, momentum, bool(group["nesterov"])
 
     def _decoupled(self, group: dict[str, Any]) -> bool:
         return bool(group.get("decoupled_weight_decay", type(self.optimizer) is AdamW))
@@ -185,17 +226,17 @@ class Growth:
 
     def _launch(self) -> None:
         """Make the steps of the weights whose gradients are hidden, with one call for each kernel."""
-        scale = getattr(self.optimizer, "grad_scale", None)  # a GradScaler's, which leaves it to a fused optimizer
-        factor = 1.0 if scale is None else 1.0 / float(scale.item())
+        factor = self._unscaling()
         pending: dict[Setting, list[tuple[Tensor, tuple[Any, ...]]]] = {}
         for one, group, grad in self.hidden:
-            param, stateful = one.param, "betas" in group or bool(group["momentum"])
+            param, stateful = one.param, "betas" in group or bool(group["momentum"]) or self.noted > 0
             state: dict[str, Any] = self.optimizer.state[param] if stateful else {}  # asking makes an entry
             first = _begin_state(state, param, group)
+            noted = self.noted if "betas" in group or not self.noted or not worth.begin(state, param) else 1.0
             tensors = {"x": param, "grad": grad, **{key: state[key] for key in POINTERS if isinstance(state.get(key), Tensor)}}
             pointers = [tensors[key].data_ptr() if key in tensors else 0 for key in POINTERS]
-            numbers = _numbers(group, state, factor, first=first, decoupled=self._decoupled(group))
-            row = (*pointers, one.growth / one.size, one.most, *numbers)
+            numbers = _numbers(group, state, factor, one.growth, first=first, decoupled=self._decoupled(group))
+            row = (*pointers, one.growth / one.size, one.most, noted, *numbers)
             pending.setdefault(self._setting(group, param), []).append((param, row))
         for setting, rows in pending.items():
             memory = bytearray(ROW.size * len(rows))
@@ -220,6 +261,7 @@ class Growth:
             param: The weight.
         """
         state: dict[str, Any] = self.optimizer.state.get(param, {})
+        state.pop(worth.SQUARE, None)
         if state.pop(MASTER, None) is not None:
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.dim() and value.dtype is torch.float32:
@@ -299,10 +341,13 @@ def _begin_state(state: dict[str, Any], param: Tensor, group: dict[str, Any]) ->
     return False
 
 
-def _numbers(group: dict[str, Any], state: dict[str, Any], factor: float, *, first: bool, decoupled: bool) -> tuple[float, ...]:
+def _numbers(
+    group: dict[str, Any], state: dict[str, Any], factor: float, growth: float, *, first: bool, decoupled: bool
+) -> tuple[float, ...]:
     """The numbers of ``struct Tensor`` from ``grad_factor`` on."""
     lr, decay, factor = float(group["lr"]), float(group["weight_decay"]), -factor if group["maximize"] else factor
     if "betas" not in group:
+        decay *= 1 + growth
         return factor, decay, lr, group["momentum"], 1.0 if first else 1.0 - group["dampening"], 0.0, 0.0, 0.0, 1.0
     (beta1, beta2), step = map(float, group["betas"]), float(state["step"])
     rate, correction = lr / (1 - beta1**step), (1 - beta2**step) ** 0.5
@@ -311,10 +356,17 @@ def _numbers(group: dict[str, Any], state: dict[str, Any], factor: float, *, fir
 
 @functools.cache
 def _kernel(
-    dtype: torch.dtype, cutting: bool, adam: bool, amsgrad: bool, decoupled: bool, momentum: bool, nesterov: bool
+    dtype: torch.dtype, cutting: bool, noting: bool, adam: bool, amsgrad: bool, decoupled: bool, momentum: bool, nesterov: bool
 ) -> Callable[..., None] | None:
     """The compiled step for one setting, or None, with one warning for the process, where it is not available."""
-    values = {"REAL": REALS[dtype], "CHUNK": CHUNK, "CUTTING": int(cutting), "ADAM": int(adam), "AMSGRAD": int(amsgrad)}
+    values = {
+        "REAL": REALS[dtype],
+        "CHUNK": CHUNK,
+        "CUTTING": int(cutting),
+        "NOTING": int(noting),
+        "ADAM": int(adam),
+        "AMSGRAD": int(amsgrad),
+    }
     values |= {"DECOUPLED": int(decoupled), "MOMENTUM": int(momentum), "NESTEROV": int(nesterov)}
     library: Any = native.kernel(
         SOURCE,
