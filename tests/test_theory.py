@@ -191,6 +191,31 @@ def test_grown_penalty_is_where_weights_rest():
     assert abs(x[0]) < abs(target[0]) - lam * size / 0.7 / 2  # and that is not where they would rest without decay
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_sparsifier_rests_where_the_theory_says(kind):
+    """On SGD at the penalty's balance, with twice the decay; on AdamW, whose decay is lengthened too, where AdamW rests."""
+    target, lam = torch.tensor([[-2.0, -0.05, 0.3, 1.5]]), 0.2
+    model = torch.nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(0.1)
+    optimizer = {
+        "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.5, weight_decay=lam),
+        "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3, weight_decay=lam, betas=(0.0, 0.0), eps=1.0),
+    }[kind](model.parameters())
+    rewa.Sparsifier(model, optimizer, sparsity=0.0, steps=10**6)
+    for step in range(8000):
+        optimizer.param_groups[0]["lr"] = 0.1 if step == 0 else 2e-3  # the bound is 100 for the smaller rate
+        model.weight.grad = model.weight.detach() - target
+        optimizer.step()
+    x = model.weight.detach().numpy()
+    gradient = x - target.numpy()
+    if kind == "sgd":
+        ends = (theory.grown_penalty(x + h, size=0.1, lam=2 * lam) for h in (1e-6, -1e-6))
+        np.testing.assert_allclose(-gradient, (next(ends) - next(ends)) / 2e-6, atol=1e-8)
+    else:
+        np.testing.assert_allclose(gradient / (np.abs(gradient) + 1), -lam * x, atol=1e-8)
+
+
 def test_grown_steps_go_to_the_minimizer_of_the_potential():
     """Fewer equations than weights: the solution differs from the start by the rows, in the potential's derivative."""
     rows, b, start, size = torch.randn(3, 12), torch.randn(3), 0.01 * torch.randn(12), 0.05

@@ -1,11 +1,11 @@
 r"""Say how sparse: a target on the optimizer you already have.
 
 A :class:`Sparsifier` hooks into ``optimizer.step``. It lengthens the steps of large weights, as ReWA does
-(:mod:`rewa.optim.growth`), and between two points of the run it makes the smallest weights zero, more and more of them, until
-the share that was asked for is met exactly.
+(:mod:`rewa.optim.growth`), and between two points of the run it makes the weights zero that are worth least
+(:mod:`rewa.optim.worth`), more and more of them, until the share that was asked for is met exactly.
 
-The zeros are the mask: a weight that was cut stays at zero because it is zero. Nothing is stored beside the weights, and a
-checkpoint of the model and of its optimizer is all that it takes to resume.
+The zeros are the mask: a weight that was cut stays at zero because it is zero. A checkpoint of the model and of its optimizer is
+all that it takes to resume.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ __all__ = ["Sparsified", "Sparsifier"]
 KEY = "sparsifier"  # in the optimizer's first parameter group: how far it is, and the sizes that the weights started with
 GROWTH = 1.0
 REACH = 2.0  # a lengthened step is at most that of so many times the highest learning rate up to now
+MAGNITUDE = {"gradient": "magnitude times gradient", "magnitude": "magnitude"}
 PATTERNS = ("unstructured",)
 STEPS_OF_TORCH = Optimizer.profile_hook_step.__code__.co_filename  # where torch runs the hooks of a step
 
@@ -86,20 +87,21 @@ class Sparsified:
 class Sparsifier:
     r"""Makes a share of a model's weights zero in the course of its training, on the optimizer that trains it.
 
-    The training loop stays as it is: hooks on ``optimizer.step`` do the work. From ``begin`` to ``end`` of the run the smallest
-    weights of all layers together are cut, by the cubic law of gradual pruning; a layer never loses its last weight as long as
-    there are enough for all. What was cut stays zero, the rest trains on. From ``end`` on the number of zeros is exactly
-    ``round(sparsity * weights)``.
+    The training loop stays as it is: hooks on ``optimizer.step`` do the work. From ``begin`` to ``end`` of the run those weights
+    of all layers together are cut that are worth least, by the cubic law of gradual pruning; a layer never loses its last weight
+    as long as there are enough for all. What was cut stays zero, the rest trains on. From ``end`` on the number of zeros is
+    exactly ``round(sparsity * weights)``.
 
-    Each step :math:`\Delta` of the optimizer is lengthened where a weight x is large, beside the root mean square s that the
-    weights of its layer started with (:func:`rewa.reparam.grown`):
+    A weight x is worth its magnitude times the root mean square of its gradient (:mod:`rewa.optim.worth`). Its step is lengthened
+    where it is large, beside the root mean square s that the weights of its layer started with
+    (:func:`rewa.reparam.lengthening`):
 
-    .. math:: x \leftarrow x + \left(1 + \min(a\,|x|/s,\, b)\right) \Delta
+    .. math:: \varphi(x) = 1 + \min(a\,|x|/s,\, b)
 
-    Large weights learn faster, small ones change their sign as freely as before. The bound b keeps a lengthened step at most
-    that of the highest learning rate up to now: large weights go on learning while the rate of the small ones falls, and no
-    weight learns faster than the optimizer was meant to. With ``growth=0``, and for optimizers of ReWA, steps are the
-    optimizer's own.
+    SGD sees the gradient :math:`\varphi(x)\,g` and 1 + a times its decay. Any other optimizer sees the gradient as it is, and its
+    step :math:`\Delta` becomes :math:`\varphi(x)\,\Delta`. Large weights learn faster, small ones change their sign as freely as
+    before. The bound b keeps a lengthened step at most twice that of the highest learning rate up to now: large weights go on
+    learning while the rate of the small ones falls. With ``growth=0``, and for optimizers of ReWA, steps are the optimizer's own.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
@@ -122,6 +124,8 @@ class Sparsifier:
         rules: Exceptions from which tensors are weights, as for :func:`rewa.param_groups`: ``{regular expression: None}`` keeps
             a tensor dense, ``{regular expression: {"sparse": True}}`` makes it sparse.
         growth: What a weight of the usual size adds to its step, as a multiple: a; 1 unless given.
+        worth: Which weights are cut last: ``"gradient"``, those of large magnitude times gradient, or ``"magnitude"``. The default
+            is the first, and for optimizers of ReWA the second. Gradual magnitude pruning is ``growth=0, worth="magnitude"``.
         pattern: Which zeros there may be: ``"unstructured"``, anywhere.
 
     Raises:
@@ -569,13 +573,14 @@ class Sparsifier:
                 text = f"{pool.total:,} weights to {left:,} ({pool.share:.4g} zeros)"
                 lines.append(f"{pool.pattern}: {text}" if pool.pattern else text)
         lines.append(
-            f"cuts: from step {course.first:,} to {course.last:,} of {self.steps:,}, every {course.every:,} steps, {course.law}"
+            f"cuts: from step {course.first:,} to {course.last:,} of {self.steps:,}, every {course.every:,} steps, {course.law}; "
+            f"least {MAGNITUDE[self.worth]} first"
         )
         kind = type(self.optimizer).__name__
         if self.growth:
             lines.append(
-                f"steps: a weight of usual size moves up to {1 + self.growth:g} times as far as under {kind} alone, within its "
-                "highest learning rate; one near zero as far (ReWA with p = 1)"
+                f"steps: a weight of usual size moves up to {1 + self.growth:g} times as far as under {kind} alone, one near zero "
+                f"as far, none further than at {REACH:g} times the highest learning rate (ReWA with p = 1)"
             )
         else:
             lines.append(f"steps: those of {kind}")

@@ -249,9 +249,9 @@ def grown_penalty(x: ArrayLike, *, size: float, growth: float = 1.0, floor: floa
         = \lambda\,\frac{s}{a} \left(|x| - \frac{cs}{a} \ln\left(1 + \frac{a|x|}{cs}\right)\right).
 
     It is quadratic near zero and the :math:`\ell_1` norm for large weights. For ``floor=0`` it is :math:`\lambda (s/a) |x|`,
-    Theorem 1 with ``K=1, M=1`` and the matched rate. A decay that is a part of the step, as in :class:`rewa.Sparsifier`, is
-    lengthened with it: there the weights rest where they would without, and only the way to them changes
-    (:func:`grown_potential`).
+    Theorem 1 with ``K=1, M=1`` and the matched rate. :class:`rewa.Sparsifier` on SGD has this penalty, with 1 + a times the
+    optimizer's decay. On other optimizers decay is a part of the step and lengthened with it: there the weights rest where they
+    would without, and only the way to them changes (:func:`grown_potential`).
 
     Args:
         x: The weights.

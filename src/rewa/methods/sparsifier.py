@@ -34,7 +34,7 @@ class Sparsifying(Method):
     """
 
     name: ClassVar[str] = "sparsifier"
-    line: ClassVar[str] = "longer steps for large weights, while the smallest weights are cut to an exact share"
+    line: ClassVar[str] = "longer steps for large weights, while those worth least are cut to an exact share"
     paper: ClassVar[str] = "this project, on ReWA, ICML 2026"
     strength_is: ClassVar[str] = "share of zeros"
     shards: ClassVar[bool] = True
