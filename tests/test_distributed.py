@@ -274,7 +274,7 @@ def torch_optimizer(name: str, model: nn.Module) -> Optimizer:
 
 
 def train_with_falling_rate(model: nn.Module, optimizer: Optimizer, rank: int | None, step: int) -> None:
-    """One step; at a constant rate a sparsifier would lengthen none."""
+    """One step at a rate that falls, as most do."""
     for group in optimizer.param_groups:
         group["lr"] = (0.01 if "betas" in group else 0.05) / (1 + step / 5)
     train(model, optimizer, rank, 1, seed=step)

@@ -4,8 +4,8 @@ A :class:`Sparsifier` hooks into ``optimizer.step``. It lengthens the steps of l
 (:mod:`rewa.optim.growth`), and between two points of the run it makes the weights zero that are worth least
 (:mod:`rewa.optim.worth`), more and more of them, until the share that was asked for is met exactly.
 
-The zeros are the mask: a weight that was cut stays at zero because it is zero. A checkpoint of the model and of its optimizer is
-all that it takes to resume.
+The zeros are the mask: a weight that was cut stays at zero because it is zero. A checkpoint of the model and of its optimizer
+is all that it takes to resume.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rewa.modes import keeping_modes
 from rewa.names import nearest
 from rewa.optim import worth as worths
+from rewa.optim.allowed import Allowed
 from rewa.optim.cuts import Cuts
 from rewa.optim.groups import Rules
 from rewa.optim.growth import MASTER, Grown, Growth, start_size
 from rewa.optim.misuse import core
-from rewa.optim.target import SPARSEST, Course, Evaluate, decided_for, pools_of, shares_of, trained_weights, unwrapped
+from rewa.optim.target import Course, Evaluate, decided_for, pools_of, shares_of, trained_weights, unwrapped
 from rewa.sparsity import Count, Summary, count, summary
 from rewa.text_table import aligned
-from rewa.weights import full, remember, reshard
+from rewa.weights import full, remember
 
 __all__ = ["Sparsified", "Sparsifier"]
 
@@ -87,21 +87,22 @@ class Sparsified:
 class Sparsifier:
     r"""Makes a share of a model's weights zero in the course of its training, on the optimizer that trains it.
 
-    The training loop stays as it is: hooks on ``optimizer.step`` do the work. From ``begin`` to ``end`` of the run those weights
-    of all layers together are cut that are worth least, by the cubic law of gradual pruning; a layer never loses its last weight
-    as long as there are enough for all. What was cut stays zero, the rest trains on. From ``end`` on the number of zeros is
-    exactly ``round(sparsity * weights)``.
+    The training loop stays as it is: hooks on ``optimizer.step`` do the work. From ``begin`` to ``end`` of the run those
+    weights of all layers together are cut that are worth least, by the cubic law of gradual pruning; a layer never loses its
+    last weight as long as there are enough for all. What was cut stays zero, the rest trains on. From ``end`` on the number of
+    zeros is exactly ``round(sparsity * weights)``.
 
-    A weight x is worth its magnitude times the root mean square of its gradient (:mod:`rewa.optim.worth`). Its step is lengthened
-    where it is large, beside the root mean square s that the weights of its layer started with
+    A weight x is worth its magnitude times the root mean square of its gradient (:mod:`rewa.optim.worth`). Its step is
+    lengthened where it is large, beside the root mean square s that the weights of its layer started with
     (:func:`rewa.reparam.lengthening`):
 
     .. math:: \varphi(x) = 1 + \min(a\,|x|/s,\, b)
 
-    SGD sees the gradient :math:`\varphi(x)\,g` and 1 + a times its decay. Any other optimizer sees the gradient as it is, and its
-    step :math:`\Delta` becomes :math:`\varphi(x)\,\Delta`. Large weights learn faster, small ones change their sign as freely as
-    before. The bound b keeps a lengthened step at most twice that of the highest learning rate up to now: large weights go on
-    learning while the rate of the small ones falls. With ``growth=0``, and for optimizers of ReWA, steps are the optimizer's own.
+    SGD sees the gradient :math:`\varphi(x)\,g` and 1 + a times its decay. Any other optimizer sees the gradient as it is, and
+    its step :math:`\Delta` becomes :math:`\varphi(x)\,\Delta`. Large weights learn faster, small ones change their sign as
+    freely as before. The bound b keeps a lengthened step at most twice that of the highest learning rate up to now: large
+    weights go on learning while the rate of the small ones falls. With ``growth=0``, and for optimizers of ReWA, steps are the
+    optimizer's own.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
@@ -124,8 +125,9 @@ class Sparsifier:
         rules: Exceptions from which tensors are weights, as for :func:`rewa.param_groups`: ``{regular expression: None}`` keeps
             a tensor dense, ``{regular expression: {"sparse": True}}`` makes it sparse.
         growth: What a weight of the usual size adds to its step, as a multiple: a; 1 unless given.
-        worth: Which weights are cut last: ``"gradient"``, those of large magnitude times gradient, or ``"magnitude"``. The default
-            is the first, and for optimizers of ReWA the second. Gradual magnitude pruning is ``growth=0, worth="magnitude"``.
+        worth: Which weights are cut last: ``"gradient"``, those of large magnitude times gradient, or ``"magnitude"``. The
+            default is the first, and for optimizers of ReWA the second. Gradual magnitude pruning is ``growth=0,
+            worth="magnitude"``.
         pattern: Which zeros there may be: ``"unstructured"``, anywhere.
 
     Raises:
@@ -180,9 +182,17 @@ class Sparsifier:
             remember(unwrapped(model), ruled)
         self._begun, self._ended = False, False
         self._report: Sparsified | None = None
-        self._growth, self._cuts = Growth(self.optimizer), Cuts(model, self.weights, self.pools, self._square)
+        self._make_parts()
         self._state()
         self._hook()
+
+    def _make_parts(self) -> None:
+        """What lengthens steps, what cuts, and what decides by a value how far to go."""
+        self._growth = Growth(self.optimizer)
+        self._cuts = Cuts(self.model, self.weights, self.pools, self._square)
+        self._allowed: Allowed | None = None
+        if self.max_drop is not None and self.evaluate is not None:
+            self._allowed = Allowed(self._cuts, self.course, self.evaluate, self.max_drop)
 
     # ---------------------------------------------------------------------------------------------- the checks
 
@@ -271,9 +281,8 @@ class Sparsifier:
         resumed = "done" in state
         for key, value in {"done": 0, "share": 0.0, "sizes": {}, "peaks": {}}.items():
             state.setdefault(key, value)
-        if self.max_drop is not None:
-            for key, value in {"best": -math.inf, "stride": 1.0, "taken": {}, "share_before": 0.0}.items():
-                state.setdefault(key, value)
+        if self._allowed is not None:
+            self._allowed.begin(state)
         for index in range(len(self.optimizer.param_groups)):  # a distributed checkpoint loads the keys that are there already
             state["peaks"].setdefault(str(index), 0.0)
         missing = [name for name in self.weights if self.growth and name not in state["sizes"]]
@@ -366,8 +375,8 @@ class Sparsifier:
                 stacklevel=4,
             )
         if self.course.is_time(state["done"]):
-            if self.max_drop is not None:
-                self._cut_if_allowed(state)
+            if self._allowed is not None:
+                self._allowed.cut(state)
             else:
                 part = self.course.part(state["done"])
                 self._cuts.make(state, [pool.zeros(part) for pool in self.pools], last=part == 1)
@@ -384,42 +393,6 @@ class Sparsifier:
             Grown(param, state["sizes"].get(name, 0.0), self.growth, most.get(id(param), 0.0))
             for name, param in self.weights.items()
         ]
-
-    # ----------------------------------------------------------------------------------------------- the cuts
-
-    @torch.no_grad()
-    def _cut_if_allowed(self, state: dict[str, Any]) -> None:
-        """Go to the next level if the model is still worth enough; else take the last cut back, and try half of it later."""
-        if state["done"] > self.course.last:
-            return
-        value = self._value()
-        state["best"] = max(state["best"], value)
-        if value < state["best"] - (self.max_drop or 0.0):
-            state["stride"] /= 2
-            self._cuts.take_back(state)
-            return
-        state["taken"] = {}
-        if state["done"] < self.course.last and state["share"] < SPARSEST:
-            density = max(1 - SPARSEST, (1 - state["share"]) * (1 - SPARSEST) ** (state["stride"] / self.course.levels))
-            total = self.pools[0].total
-            self._cuts.make(state, [min(total - 1, round((1 - density) * total))], remember=True)
-
-    def _value(self) -> float:
-        assert self.evaluate is not None
-        with keeping_modes(self.model), torch.no_grad():
-            found: Any = self.evaluate(self.model.eval())
-        reshard(self.model)
-        try:
-            value = float(found)
-        except TypeError:
-            raise TypeError(f"evaluate returned {type(found).__name__}: it must return a number, larger is better") from None
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            values = [0.0] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(values, value)  # each may have seen its part of the data
-            value = sum(values) / len(values)
-        if math.isnan(value):
-            raise ValueError("evaluate returned NaN: no cut can be judged by it")
-        return value
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -452,19 +425,7 @@ class Sparsifier:
             )
         if cut and self.max_drop is None:
             self._cuts.make(state, [pool.zeros() for pool in self.pools], last=True)
-        value = best = None
-        if self.max_drop is not None:
-            value = self._value()
-            best = max(state["best"], value)
-            if value < best - self.max_drop and state["taken"]:
-                self._cuts.take_back(state)
-                value = self._value()
-            if value < best - self.max_drop:
-                warnings.warn(
-                    f"the value is {value:.6g}, more than max_drop={self.max_drop:g} below the best of the run, {best:.6g}: it "
-                    "did not recover from the last cut. Train longer, or allow more",
-                    stacklevel=2,
-                )
+        value, best = (None, None) if self._allowed is None else self._allowed.end(state)
         emptied = tuple(name for name, param in self.weights.items() if not bool(full(param.detach().any())))
         if emptied:
             warnings.warn(
@@ -534,10 +495,10 @@ class Sparsifier:
         twin: Sparsifier = object.__new__(type(self))
         memo[id(self)] = twin
         for key, value in vars(self).items():
-            if key not in ("_handles", "_growth", "_cuts"):
+            if key not in ("_handles", "_growth", "_cuts", "_allowed"):
                 setattr(twin, key, copy.deepcopy(value, memo))
-        twin._growth, twin._handles = Growth(twin.optimizer), []
-        twin._cuts = Cuts(twin.model, twin.weights, twin.pools, twin._square)
+        twin._handles = []
+        twin._make_parts()
         if self._handles:
             twin._hook()
         return twin
@@ -573,14 +534,14 @@ class Sparsifier:
                 text = f"{pool.total:,} weights to {left:,} ({pool.share:.4g} zeros)"
                 lines.append(f"{pool.pattern}: {text}" if pool.pattern else text)
         lines.append(
-            f"cuts: from step {course.first:,} to {course.last:,} of {self.steps:,}, every {course.every:,} steps, {course.law}; "
-            f"least {MAGNITUDE[self.worth]} first"
+            f"cuts: from step {course.first:,} to {course.last:,} of {self.steps:,}, every {course.every:,} steps, {course.law}"
+            f", least {MAGNITUDE[self.worth]} first"
         )
         kind = type(self.optimizer).__name__
         if self.growth:
             lines.append(
-                f"steps: a weight of usual size moves up to {1 + self.growth:g} times as far as under {kind} alone, one near zero "
-                f"as far, none further than at {REACH:g} times the highest learning rate (ReWA with p = 1)"
+                f"steps: a weight of usual size moves up to {1 + self.growth:g} times as far as under {kind} alone, one near "
+                f"zero as far, none further than at {REACH:g} times the highest learning rate (ReWA with p = 1)"
             )
         else:
             lines.append(f"steps: those of {kind}")
