@@ -268,6 +268,11 @@ class Run:
         return self.status == "finished"
 
     @property
+    def lr(self) -> float:
+        """The learning rate of its recipe."""
+        return float(self.recipe["lr"])
+
+    @property
     def metric(self) -> str:
         """``"accuracy"`` or ``"loss"``."""
         return str(self.recipe["metric"])

@@ -214,6 +214,7 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
                 {
                     "seed": choice.run.seed,
                     "strength": choice.run.strength,
+                    "lr": choice.run.lr,
                     "threshold": choice.point.threshold,
                     "validation": choice.point.validation(comparison.metric),
                     "test": choice.test,
@@ -286,11 +287,11 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
         margin: As of :func:`repeated`.
     """
 
-    def strengths(runs: Iterable[Run]) -> dict[tuple[str, int], set[float | None]]:
-        """By method and seed."""
-        found = defaultdict[tuple[str, int], set[float | None]](set)
+    def strengths(runs: Iterable[Run]) -> dict[tuple[str, int], set[tuple[float | None, float]]]:
+        """With their learning rates, by method and seed."""
+        found = defaultdict[tuple[str, int], set[tuple[float | None, float]]](set)
         for run in runs:
-            found[comparison.labels[str(run.folder)], run.seed].add(run.strength)
+            found[comparison.labels[str(run.folder)], run.seed].add((run.strength, run.lr))
         return found
 
     wanted = strengths(_chosen(comparison, compressions, within, margin))
@@ -299,7 +300,7 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
     def counts(run: Run) -> bool:
         label = comparison.labels[str(run.folder)]
         again = wanted[label, 0]
-        return run.seed == 0 or (run.strength in again and again <= done[label, run.seed])
+        return run.seed == 0 or ((run.strength, run.lr) in again and again <= done[label, run.seed])
 
     return [run for run in comparison.runs if counts(run)]
 

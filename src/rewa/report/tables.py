@@ -1,9 +1,9 @@
 """The rules of a fair comparison, all in this file.
 
-Runs are compared within one recipe with equal settings and equal data. For each method, seed and compression c, of all points
-of all strengths that are compressed at least c times, the one with the best *validation* metric is taken, of equals the most
-compressed; its *test* metric is read. A cell is the mean and the standard deviation (n - 1) over the seeds, and is there only
-if every seed of the method reaches c. Unequal budgets are warned of, never evened out.
+Runs are compared within one recipe with equal settings, all but the learning rate, and equal data. For each method, seed and
+compression c, of all points of all strengths and rates that are compressed at least c times, the one with the best *validation*
+metric is taken, of equals the most compressed; its *test* metric is read. A cell is the mean and the standard deviation (n - 1)
+over the seeds, and is there only if every seed of the method reaches c. Unequal budgets are warned of, never evened out.
 """
 
 from __future__ import annotations
@@ -117,14 +117,14 @@ class Deployed:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One method of a comparison: a name with its settings, at all strengths and seeds that were run."""
+    """One method of a comparison: a name with its settings, at all strengths, rates and seeds that were run."""
 
     label: str
     method: str
     settings: Mapping[str, Any]
     strength_is: str
     strengths: tuple[float | None, ...]
-    strengths_by_seed: Mapping[int, int]
+    strengths_by_seed: Mapping[int, int]  # a strength at two learning rates counts twice
     epochs: tuple[int, ...]
     table: Mapping[float, Cell]
     line: tuple[Cell, ...]
@@ -275,8 +275,8 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _conditions(run: Run) -> dict[str, Any]:
-    """What must be equal for two runs to be comparable: all but the words that describe the recipe."""
-    recipe = {key: value for key, value in run.recipe.items() if key != "line"}
+    """What must be equal for two runs to be comparable: all but the rate, and the words that describe the recipe."""
+    recipe = {key: value for key, value in run.recipe.items() if key not in ("line", "lr")}
     return flat({"recipe": recipe, "data": run.data})
 
 
@@ -330,14 +330,14 @@ def _comparison(title: str, runs: Sequence[Run], warnings: list[str]) -> Compari
 
     kept: list[tuple[str, list[Run]]] = []
     for label, members in named:
-        single: dict[tuple[float | None, int], Run] = {}
+        single: dict[tuple[Any, ...], Run] = {}
         for run in members:
             if not run.finished:
                 continue
-            if (first := single.setdefault((run.strength, run.seed), run)) is not run:
+            if (first := single.setdefault((run.strength, run.lr, run.seed), run)) is not run:
                 warnings.append(
-                    f"{run.folder.name} repeats {first.folder.name} (same method, strength and seed) and is left out of the "
-                    "tables: choosing among repetitions would favour a method that has them."
+                    f"{run.folder.name} repeats {first.folder.name} (same method, strength, lr and seed) and is left out of "
+                    "the tables: choosing among repetitions would favour a method that has them."
                 )
         if single:
             kept.append((label, list(single.values())))
@@ -390,7 +390,7 @@ def _entry(label: str, runs: Sequence[Run], pool: Mapping[int, list[Chosen]], ma
         settings=runs[0].settings,
         strength_is=runs[0].strength_is,
         strengths=tuple(sorted(strengths, key=lambda strength: -math.inf if strength is None else strength)),
-        strengths_by_seed={seed: len({run.strength for run in runs if run.seed == seed}) for seed in pool},
+        strengths_by_seed={seed: len({(run.strength, run.lr) for run in runs if run.seed == seed}) for seed in pool},
         epochs=tuple(sorted({len(run.epochs) for run in runs})),
         table={cell.compression: cell for cell in cells(TABLE_STEPS)},
         line=tuple(cells(LINE_STEPS)),

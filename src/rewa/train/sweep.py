@@ -33,11 +33,13 @@ class Contender:
         method: Its name.
         changes: Settings of its own, ``key=value``; the names of its runs hold them.
         strengths: To sweep; None for the method's own grid of four.
+        rates: Learning rates to sweep; empty for the recipe's.
     """
 
     method: str
     changes: tuple[str, ...] = ()
     strengths: tuple[float, ...] | None = None
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,8 @@ class Sweep:
         """A sweep that tries the command in seconds: two methods, an epoch, a seed; residual networks of width 4."""
         contenders = [Contender(method=one) if isinstance(one, str) else one for one in self.methods[:2]]
         methods = [
-            one.method if one.strengths is None else dataclasses.replace(one, strengths=one.strengths[:1]) for one in contenders
+            one.method if one.strengths is None else dataclasses.replace(one, strengths=one.strengths[:1], rates=())
+            for one in contenders
         ]
         width = 4 if self.recipe.width is not None else None
         recipe = dataclasses.replace(self.recipe, epochs=1, width=width, compressions=(1, 5, 50), finetune_epochs=None)
@@ -96,10 +99,14 @@ class Sweep:
         ]
         if any(recipe != prepared[0][0] for recipe, _ in prepared):
             raise ValueError("contenders of one sweep must share its recipe: change that of the sweep, not of one of them")
-        recipe = prepared[0][0]
-        steps = load_data(recipe, root, download).steps_per_epoch(recipe.batch_size)
+        shared = prepared[0][0]
+        steps = load_data(shared, root, download).steps_per_epoch(shared.batch_size)
         found: list[tuple[float, Job]] = []
-        for contender, (_, method) in zip(contenders, prepared, strict=True):
+        rated = [
+            (one, method, lr) for one, (_, method) in zip(contenders, prepared, strict=True) for lr in one.rates or (shared.lr,)
+        ]
+        for contender, method, lr in rated:
+            recipe, own = dataclasses.replace(shared, lr=lr), () if lr == shared.lr else (f"lr={lr:g}",)
             plan = method.planned(recipe.plan(steps, finetune=recipe.finetuned(method)))
             grid = self.strengths or contender.strengths or method.grid(plan)
             strengths = list(dict.fromkeys(float(f"{strength:.4g}") for strength in grid))
@@ -107,7 +114,7 @@ class Sweep:
                 settled = dataclasses.replace(method, strength=strength).settle(plan)
                 # The second of four is a method's default: it comes first.
                 distance = abs(place - (len(strengths) - 1.5) / 2)
-                found.append((distance, Job(recipe=recipe, method=settled, variant=",".join(contender.changes))))
+                found.append((distance, Job(recipe=recipe, method=settled, variant=",".join((*contender.changes, *own)))))
         found.sort(key=lambda pair: pair[0])
         jobs = [dataclasses.replace(job, seed=seed) for seed in range(self.seeds) for _, job in found]
         return list({job.folder_name: job for job in jobs}.values())  # what is said twice is run once
