@@ -5,7 +5,7 @@ contenders run interleaved in one process and the medians count: machines are no
 default arguments unless the name says otherwise, makes the weights sparse and trains batch norm and biases plainly, as
 rewa.param_groups does; "all sparse" reparameterizes those, too, and "match" has one group for each weight. "SGD, Sparsifier" is
 torch's fused SGD with a rewa.Sparsifier on it, before its first cut and with 95 % zeros; on NAdam, which no kernel of ours
-knows, it copies the weights.
+knows, it copies the weights. Until the last cut every fourth step of SGD notes its gradients, so four steps are timed together.
 
     python benchmarks/optimizer_step.py
     python benchmarks/optimizer_step.py --repeats 50 --threads 2 --json
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 import rewa
 from eager import eager_step
+from rewa.optim.worth import EVERY as NOTED
 from rewa.record import provenance
 from rewa.train.models import resnet18
 
@@ -147,9 +148,11 @@ def measure(repeats: int, shapes: Shapes) -> list[dict[str, Any]]:
     for round_ in range(repeats):
         for name, (step, _) in steps.items():
             if round_ % 3 == 0 or not any(word in name for word in ("eager", "loop", "foreach")):
+                together = NOTED if name == "SGD, Sparsifier" else 1
                 begin = time.perf_counter()
-                step()
-                seconds[name].append(time.perf_counter() - begin)
+                for _ in range(together):
+                    step()
+                seconds[name].append((time.perf_counter() - begin) / together)
     median = {name: statistics.median(times) for name, times in seconds.items()}
     count = sum(map(math.prod, shapes))
     triad_bandwidth = 12 * count / median["triad a = b + s c"]
@@ -177,14 +180,15 @@ def training_step(repeats: int, *, small: bool) -> dict[str, float]:
         models[sparse] = model = resnet18(10, width=8 if small else 64, stem="small")
         optimizers[sparse] = optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=True)
         if sparse:
-            rewa.Sparsifier(model, optimizer, sparsity=0.95, steps=10**6, begin=0, end=0)
-    for _ in range(repeats + 2):
+            rewa.Sparsifier(model, optimizer, sparsity=0.95, steps=10**6, begin=1, end=1)
+    for _ in range(repeats // NOTED + 2):
         for sparse, times in seconds.items():
             begin = time.perf_counter()
-            optimizers[sparse].zero_grad()
-            nn.functional.cross_entropy(models[sparse](images), labels).backward()
-            optimizers[sparse].step()
-            times.append(time.perf_counter() - begin)
+            for _ in range(NOTED):
+                optimizers[sparse].zero_grad()
+                nn.functional.cross_entropy(models[sparse](images), labels).backward()
+                optimizers[sparse].step()
+            times.append((time.perf_counter() - begin) / NOTED)
     plain, hooked = (statistics.median(times[2:]) for times in seconds.values())
     return {"ms": 1e3 * plain, "ms_with_sparsifier": 1e3 * hooked, "ratio": hooked / plain}
 
