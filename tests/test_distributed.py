@@ -328,6 +328,35 @@ def sparsified_resumes(name: str, folder: str) -> None:
     assert_same_bits(weights(fresh[0]), weights(whole_run[0]))
 
 
+def sparsified_by_value(steps: int = 40) -> None:
+    """The mean of the processes' values decides, so that all cut alike, although each sees other data."""
+    model = make_model()
+    trained, rank = DistributedDataParallel(model), dist.get_rank()
+    optimizer = torch_optimizer("sgd", model)
+
+    def value(net: nn.Module) -> float:
+        return -2 * rank * max(0.0, rewa.sparsity.count(rewa.sparsity.prunable(net).values()).sparsity - 0.2)
+
+    sparsifier = rewa.Sparsifier(trained, optimizer, max_drop=0.3, evaluate=value, steps=steps)
+    for step in range(steps):
+        train_with_falling_rate(trained, optimizer, rank, step)
+    report = sparsifier.finish()
+    assert 0.4 < report.sparsity <= 0.5  # the first process alone would go to the end, the second to 0.35
+    every: list[Any] = [None, None]
+    dist.all_gather_object(every, (report.count, [weight.sum().item() for weight in model.parameters()]))
+    assert every[0] == every[1]
+
+
+def sharded_optimizer_states() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch, at its own import
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    model = make_model()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match=r"ZeroRedundancyOptimizer trains a part of the weights.*shard the model by FSDP2"):
+        rewa.Sparsifier(model, optimizer, sparsity=0.5, steps=10)
+
+
 def zero_weights() -> None:
     for layer in (0, 4):  # of layer 4 rank 1 holds nothing
         for zero_ranks in ((0, 1), (0,), (1,)):
@@ -501,6 +530,14 @@ def test_a_sparsifier_cuts_all_shards_by_one_threshold(ranks, name, sharding, ta
 @both
 def test_a_sparsifier_on_shards_resumes_to_the_bit(ranks, tmp_path, name):
     ranks(sparsified_resumes, name, str(tmp_path))
+
+
+def test_a_sparsifier_is_judged_by_the_mean_of_the_processes(ranks):
+    ranks(sparsified_by_value)
+
+
+def test_a_sparsifier_says_that_sharded_states_are_not_for_it(ranks):
+    ranks(sharded_optimizer_states)
 
 
 def test_all_zero_weight_raises_on_every_rank(ranks):

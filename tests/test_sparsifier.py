@@ -1073,3 +1073,23 @@ def test_an_optimizer_that_chooses_its_own_rate() -> None:
     train(model, optimizer, 0, 8)
     assert zeros(model) == 126
     assert sparsifier.done == 8  # although torch runs the hooks of a class and of its parent
+
+
+def test_lbfgs_keeps_its_steps_and_still_finds_the_minimum() -> None:
+    """Its steps are chosen by a line search, and it learns the curvature from them."""
+    data, target = torch.randn(60, 8), torch.tensor([3.0, -2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    model = nn.Linear(8, 1, bias=False)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=10, line_search_fn="strong_wolfe")
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.75, steps=12)
+    assert sparsifier.growth == 0
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(data)[:, 0] - data @ target).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(12):
+        optimizer.step(closure)
+    sparsifier.finish()
+    torch.testing.assert_close(model.weight.detach()[0], target, rtol=0, atol=1e-4)

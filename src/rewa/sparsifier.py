@@ -222,6 +222,8 @@ class Sparsifier:
         return worths.mean_square(self.optimizer.state.get(param, {})) if self.worth == "gradient" else None
 
     def _checked_growth(self, growth: float | None) -> float:
+        if isinstance(self.optimizer, torch.optim.LBFGS) and growth is None:
+            return 0.0  # it learns the curvature from its own steps
         if not self._is_rewa:
             return GROWTH if growth is None else float(growth)
         if growth:
