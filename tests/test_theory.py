@@ -204,7 +204,7 @@ def test_a_sparsifier_rests_where_the_theory_says(kind):
     }[kind](model.parameters())
     rewa.Sparsifier(model, optimizer, sparsity=0.0, steps=10**6)
     for step in range(8000):
-        optimizer.param_groups[0]["lr"] = 0.1 if step == 0 else 2e-3  # the bound is 100 for the smaller rate
+        optimizer.param_groups[0]["lr"] = 0.1 if step == 0 else 2e-3  # so that the smaller rate has a bound of 50, or of 100
         model.weight.grad = model.weight.detach() - target
         optimizer.step()
     x = model.weight.detach().numpy()

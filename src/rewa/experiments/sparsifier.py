@@ -44,7 +44,7 @@ class Varied(Sparsifying):
         M: Adaptivity exponent of what is added; the penalty has p = 2 - M.
         floor: Share of the optimizer's step that every weight makes.
         floor_until: Share of the run at which the floor has fallen to zero, from a tenth of the run on; None: it stays.
-        reach: Bound of a lengthened step, in steps of the highest learning rate; None: the Sparsifier's.
+        reach: The bound of a lengthened step, as a multiple of the Sparsifier's.
         decay: Under SGD, what the optimizer's decay is multiplied by; None: the Sparsifier's.
         after_step: Whether the step of SGD is lengthened, and its decay with it, rather than its gradient.
         unit: ``"layer"``: the size s is each layer's; ``"model"``: one for all.
@@ -58,7 +58,7 @@ class Varied(Sparsifying):
     M: float = 1.0
     floor: float = 1.0
     floor_until: float | None = None
-    reach: float | None = None
+    reach: float = 1.0
     decay: float | None = None
     after_step: bool = False
     unit: str = "layer"
@@ -115,17 +115,8 @@ class _VariedSparsifier(Sparsifier):
             state["sizes"] = dict.fromkeys(state["sizes"], size)
 
     def _grown(self, state: dict[str, Any]) -> list[Grown]:
-        found, reach = super()._grown(state), self.method.reach
-        if reach is None:
-            return found
-        groups = enumerate(self.optimizer.param_groups)
-        most = {
-            id(p): reach * state["peaks"][str(i)] / group["lr"] - 1
-            for i, group in groups
-            for p in group["params"]
-            if group["lr"]
-        }
-        return [replace(one, most=max(0.0, most.get(id(one.param), 0.0))) for one in found]
+        times = self.method.reach
+        return [replace(one, most=max(0.0, times * (one.most + 1) - 1)) for one in super()._grown(state)]
 
 
 class _VariedCuts(Cuts):
@@ -201,8 +192,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SGD: four times the decay": {"decay": 4.0},
     "growth 0.3": {"growth": 0.3},
     "growth 3": {"growth": 3.0},
-    "reach 1": {"reach": 1.0},
-    "reach 4": {"reach": 4.0},
+    "half the bound": {"reach": 0.5},
+    "twice the bound": {"reach": 2.0},
+    "four times the bound": {"reach": 4.0},
     "no bound": {"reach": math.inf},
     "p = 1.5": {"M": 0.5},
     "p = 1.25": {"M": 0.75},

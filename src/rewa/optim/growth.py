@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from rewa.optim.optimizer import BLOCK, LOW_PRECISION
 from rewa.reparam import grown, grown_gradient
 from rewa.weights import full, local
 
-__all__ = ["MASTER", "Grown", "Growth", "smallest", "start_size"]
+__all__ = ["MASTER", "Grown", "Growth", "reach", "smallest", "start_size"]
 
 MASTER = "master"  # in the optimizer's state of a weight in low precision: its value in float32
 SOURCE = Path(__file__).with_name("growth.cpp")
@@ -42,6 +42,16 @@ POINTERS = ("x", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_av
 ROW = struct.Struct(f"@2q{len(POINTERS)}P12d")
 
 Setting = tuple[Any, ...]  # what a kernel is compiled for
+
+
+def reach(group: Mapping[str, Any]) -> float:
+    """The bound of a lengthened step, in steps of the highest learning rate up to now.
+
+    Args:
+        group: The optimizer's group of parameters. The steps of Adam and its like, which have ``betas``, do not grow with the
+            gradient, and are stable at more.
+    """
+    return 2.0 if "betas" in group else 1.0
 
 
 def smallest(dtype: torch.dtype) -> float:
