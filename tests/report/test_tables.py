@@ -144,6 +144,17 @@ def test_other_settings_are_another_comparison(comparisons, made):
     assert "recipe.epochs" in page([short, long])
 
 
+def test_validation_data_choose_the_learning_rate_as_they_do_the_strength(comparisons, made):
+    """Seed by seed the better rate of the two; the rate is a budget that others should have as well."""
+    slow, fast = ({"lr": lr} for lr in (0.1, 0.2))
+    runs = [made(recipe=slow, points=[(500, 80.0, 70.0)]), made(recipe=fast, points=[(500, 81.0, 71.0)])]
+    runs += [made(seed=1, recipe=slow, points=[(500, 80.0, 75.0)]), made(seed=1, recipe=fast, points=[(500, 79.0, 78.0)])]
+    (comparison,) = comparisons(*runs, made("l1", recipe=slow), made("l1", recipe=slow, seed=1))
+    assert [(each.test, each.run.lr) for each in entry(comparison, "rewa").table[2].chosen] == [(71.0, 0.2), (75.0, 0.1)]
+    (warning,) = comparison.warnings
+    assert "number of strengths (l1 1, rewa 2)" in warning
+
+
 def test_other_data_are_another_comparison(comparisons, made):
     few = made(seed=1)
     few["data"] = few["data"] | {"train": 50}

@@ -193,6 +193,15 @@ def test_contenders_of_one_method_differ_in_settings_strengths_and_names():
     assert [(job.method.settings["K"], job.recipe.epochs) for job in jobs] == [(3, 5), (9, 5), (3, 5)]
 
 
+def test_a_contender_may_have_learning_rates_of_its_own():
+    jobs = sweep("l1", Contender(method="gmp", strengths=(0.9,), rates=(0.1, 0.2)), strengths=(0.5,), seeds=1).jobs()
+    assert {job.folder_name: job.recipe.lr for job in jobs} == {
+        "digits-l1-0.5-s0": DIGITS.lr,
+        "digits-gmp-0.5-s0": 0.1,
+        "digits-gmp-lr=0.2-0.5-s0": 0.2,
+    }
+
+
 def test_a_contender_must_have_the_settings_it_names():
     with pytest.raises(ValueError, match="no setting 'K'"):
         sweep(Contender(method="l1", changes=("K=3",))).jobs()
