@@ -198,15 +198,13 @@ def test_kernel_and_copy_make_the_same_steps(kind: str, dtype: torch.dtype, monk
 
 
 def test_steps_are_lengthened_up_to_the_highest_rate() -> None:
-    for kind in ("sgd", "nadam"):  # by the kernel, and by a copy
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "nadam": torch.optim.NAdam}  # by the kernel, and by a copy
+    for kind, make_one in kinds.items():
         model = nn.Linear(4, 1, bias=False)
         with torch.no_grad():
             model.weight.copy_(torch.tensor([[0.0, 0.1, -1.0, 4.0]]))
         plain = copy.deepcopy(model)
-        made = [
-            torch.optim.SGD(one.parameters(), lr=0.1) if kind == "sgd" else torch.optim.NAdam(one.parameters(), lr=0.1)
-            for one in (model, plain)
-        ]
+        made = [make_one(one.parameters(), lr=0.1) for one in (model, plain)]
         sparsifier = rewa.Sparsifier(model, made[0], sparsity=0.5, steps=100)
         size = sparsifier.state_dict()["sizes"]["weight"]
         assert size == pytest.approx((17.01 / 3) ** 0.5)
@@ -219,7 +217,7 @@ def test_steps_are_lengthened_up_to_the_highest_rate() -> None:
                 optimizer.param_groups[0]["lr"] = rate
                 one.weight.grad = torch.tensor([[1.0, -2.0, 3.0, 0.5]])
                 optimizer.step()
-            most = (1 if kind == "sgd" else 2) * highest / rate - 1 if rate else 0.0
+            most = (2 if kind == "adam" else 1) * highest / rate - 1 if rate else 0.0
             factor = 1 + (before.abs() / size).clamp(max=most)
             expected = before + factor * (plain.weight.detach() - before)
             torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-12, atol=1e-14)

@@ -100,8 +100,8 @@ class Sparsifier:
     SGD sees the gradient :math:`\varphi(x)\,g` and 1 + a times its decay. Any other optimizer sees the gradient as it is, and
     its step :math:`\Delta` becomes :math:`\varphi(x)\,\Delta`. Large weights learn faster, small ones change their sign as
     freely as before. The bound b keeps a lengthened step at most that of the highest learning rate up to now, and for Adam and
-    its like, which have ``betas``, twice that: large weights go on learning while the rate of the small ones falls. With
-    ``growth=0``, and for optimizers of ReWA, steps are the optimizer's own.
+    AdamW twice that: large weights go on learning while the rate of the small ones falls. With ``growth=0``, and for LBFGS and
+    optimizers of ReWA, steps are the optimizer's own.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
@@ -389,7 +389,7 @@ class Sparsifier:
             rate = group.get("lr")
             lr = 1.0 if rate is None else float(rate)  # an optimizer may choose its own
             peak = state["peaks"][str(index)] = max(lr, state["peaks"].get(str(index), 0.0))
-            most |= dict.fromkeys(map(id, group["params"]), max(0.0, reach(group) * peak / lr - 1) if lr > 0 else 0.0)
+            most |= dict.fromkeys(map(id, group["params"]), max(0.0, reach(self.optimizer) * peak / lr - 1) if lr > 0 else 0.0)
         return [
             Grown(param, state["sizes"].get(name, 0.0), self.growth, most.get(id(param), 0.0))
             for name, param in self.weights.items()
@@ -540,10 +540,9 @@ class Sparsifier:
         )
         kind = type(self.optimizer).__name__
         if self.growth:
-            times = " or ".join(sorted({f"{reach(group):g} times" for group in self.optimizer.param_groups}))
             lines.append(
                 f"steps: a weight of usual size moves up to {1 + self.growth:g} times as far as under {kind} alone, one near "
-                f"zero as far, none further than at {times} the highest learning rate (ReWA with p = 1)"
+                f"zero as far, none further than at {reach(self.optimizer):g} times the highest rate (ReWA with p = 1)"
             )
         else:
             lines.append(f"steps: those of {kind}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,14 @@ ROW = struct.Struct(f"@2q{len(POINTERS)}P12d")
 Setting = tuple[Any, ...]  # what a kernel is compiled for
 
 
-def reach(group: Mapping[str, Any]) -> float:
+def reach(optimizer: Optimizer) -> float:
     """The bound of a lengthened step, in steps of the highest learning rate up to now.
 
     Args:
-        group: The optimizer's group of parameters. The steps of Adam and its like, which have ``betas``, do not grow with the
-            gradient, and are stable at more.
+        optimizer: The optimizer. Adam's steps do not grow with the gradient, and are stable at twice its best rate; those of
+            others, NAdam among them, are not.
     """
-    return 2.0 if "betas" in group else 1.0
+    return 2.0 if isinstance(optimizer, Adam) else 1.0
 
 
 def smallest(dtype: torch.dtype) -> float:
