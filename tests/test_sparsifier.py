@@ -337,6 +337,70 @@ def test_weights_without_gradient_are_cut_before_others_but_after_zeros() -> Non
     assert counts == [[0] * 6, [0, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 0, 1]]
 
 
+def test_weights_that_never_had_a_gradient_are_cut_by_magnitude() -> None:
+    for dtype in (torch.float64, torch.float16):
+        model = nn.Linear(6, 1, bias=False).to(dtype)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rewa.Sparsifier(model, optimizer, sparsity=0.5, steps=4, growth=0)
+        for _ in range(4):
+            model.weight.grad = torch.full_like(model.weight, 0.0 if dtype is torch.float64 else 1e-5)
+            optimizer.step()
+        assert (model.weight != 0).tolist() == [[False, False, False, True, True, True]]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_gradient_without_a_finite_square_changes_no_mean(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_default_dtype(torch.float32)
+    if not known:
+        monkeypatch.setattr("rewa.optim.growth._is_known", lambda *_: False)
+    model = nn.Linear(8, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.5, steps=20, growth=1e-6)
+    for step in range(20):
+        model.weight.grad = torch.randn(2, 8)
+        if step == 4:
+            model.weight.grad[0, 0] = 1e20
+            start = model.weight.detach().clone()
+        optimizer.step()
+        if step == 4:
+            with torch.no_grad():
+                model.weight.copy_(start)
+    assert bool(optimizer.state[model.weight]["grad_square"].isfinite().all())
+    assert sparsifier.finish().count.nonzero == 8
+
+
+def test_a_mean_that_is_not_one_for_each_weight_does_not_count() -> None:
+    """An optimizer may keep one number for a whole row under the name that Adam has for one of each weight."""
+
+    class ByRow(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            for param in self.param_groups[0]["params"]:
+                self.state[param]["exp_avg_sq"] = param.grad.square().mean(1, keepdim=True)
+            super().step()
+
+    model = nn.Linear(6, 6, bias=False)
+    optimizer = ByRow(model.parameters(), lr=0.01)
+    rewa.Sparsifier(model, optimizer, sparsity=0.5, steps=8)
+    for _ in range(8):
+        model.weight.grad = torch.randn(6, 6)
+        optimizer.step()
+    assert optimizer.state[model.weight]["grad_square"].shape == (6, 6)
+    assert int((model.weight == 0).sum()) == 18
+
+
+def test_weights_that_train_in_turns_are_all_noted() -> None:
+    model = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rewa.Sparsifier(model, optimizer, sparsity=0.5, steps=20)
+    for step in range(6):
+        optimizer.zero_grad()
+        model[step % 2].weight.grad = torch.randn(4, 4)
+        optimizer.step()
+    assert all(bool((optimizer.state[layer.weight]["grad_square"] > 0).all()) for layer in model)
+
+
 def test_before_the_first_cut_and_without_growth_it_is_the_optimizer() -> None:
     model = network()
     plain = copy.deepcopy(model)
@@ -532,6 +596,21 @@ def test_its_own_state_serves_where_the_optimizers_is_not_saved() -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights(twin), weights(model), strict=True))
     with pytest.raises(ValueError, match="the state has no done, peaks"):
         sparsifier.load_state_dict({"share": 0.0, "best": 0.0, "sizes": {}})
+
+
+@pytest.mark.parametrize("other", [torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.AdamW, torch.optim.SGD])
+def test_its_own_state_serves_an_optimizer_without_state(other: Callable[..., Optimizer]) -> None:
+    """Many make their state at the first step if it is empty; what was noted must not be in their way."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=20)
+    train(model, optimizer, 0, 12)
+    state = sparsifier.state_dict()
+    optimizer = other(model.parameters(), lr=1e-3)
+    second = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=20)
+    second.load_state_dict(state)
+    train(model, optimizer, 12, 20)
+    assert second.finish().count.nonzero == 25
 
 
 def test_a_state_without_sparsifier_starts_anew_and_says_so() -> None:
@@ -770,6 +849,15 @@ def test_the_report_is_plain_and_counts_the_model() -> None:
     assert report.to_dict()["count"] == {"total": 252, "nonzero": 25}
 
 
+def test_remove_leaves_no_state_of_weights() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sparsifier = rewa.Sparsifier(model, optimizer, sparsity=0.9, steps=10)
+    train(model, optimizer, 0, 9)
+    sparsifier.remove()
+    assert optimizer.state_dict()["state"] == {}
+
+
 def test_remove_leaves_a_plain_optimizer() -> None:
     model = network()
     optimizer = make("adamw", model)
@@ -942,6 +1030,30 @@ def test_after_a_failed_step_the_next_has_its_own_gradient() -> None:
     optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
     assert sparsifier.done == 2
+
+
+@pytest.mark.parametrize("retried", [True, False])
+def test_after_a_failed_step_on_a_copy_the_gradient_is_the_newest(retried: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where zero_grad keeps the tensor, the new gradient is in the one that the failed step was given."""
+    monkeypatch.setattr("rewa.optim.growth._is_known", lambda *_: False)
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rewa.Sparsifier(model, optimizer, sparsity=0.5, steps=100)
+    model.weight.grad = torch.ones(1, 4)
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    handle.remove()
+    if not retried:
+        optimizer.zero_grad(set_to_none=False)
+        model.weight.grad += 5
+    before = model.weight.detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(before - model.weight.detach(), torch.full((1, 4), 0.1 if retried else 0.5))
 
 
 def test_types_and_layouts_may_differ_in_a_model() -> None:

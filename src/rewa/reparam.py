@@ -268,9 +268,9 @@ def grown_gradient(x: Tensor, grad: Tensor, *, weight_decay: float, growth: floa
 
     .. math:: \varphi(x)\,g + a \lambda x
 
-    Decay is not lengthened by :math:`\varphi`, but by 1 + a for every weight: its balance with the loss is the old one at the
-    usual size :math:`|x| = s`. Below, decay prevails, and above the loss does, as under a penalty :math:`\ell_1`
-    (:func:`rewa.theory.grown_penalty`).
+    Decay is not lengthened by :math:`\varphi`, but by 1 + a for every weight: without a bound its balance with the loss is the
+    old one at the usual size :math:`|x| = s`. Below, decay prevails, and above the loss does, as under a penalty
+    :math:`\ell_1` (:func:`rewa.theory.grown_penalty`).
 
     Args:
         x: The weight before the step.

@@ -31,6 +31,7 @@ from rewa.optim.cuts import Cuts
 from rewa.optim.groups import Rules
 from rewa.optim.growth import MASTER, Grown, Growth, reach, start_size
 from rewa.optim.misuse import core
+from rewa.optim.optimizer import LOW_PRECISION
 from rewa.optim.target import Course, Evaluate, decided_for, pools_of, shares_of, trained_weights, unwrapped
 from rewa.sparsity import Count, Summary, count, summary
 from rewa.text_table import aligned
@@ -40,7 +41,7 @@ __all__ = ["Sparsified", "Sparsifier"]
 
 KEY = "sparsifier"  # in the optimizer's first parameter group: how far it is, and the sizes that the weights started with
 GROWTH = 1.0
-MAGNITUDE = {"gradient": "magnitude times gradient", "magnitude": "magnitude"}
+WORDS = {"gradient": "magnitude times gradient", "magnitude": "magnitude"}
 PATTERNS = ("unstructured",)
 STEPS_OF_TORCH = Optimizer.profile_hook_step.__code__.co_filename  # where torch runs the hooks of a step
 
@@ -97,11 +98,11 @@ class Sparsifier:
 
     .. math:: \varphi(x) = 1 + \min(a\,|x|/s,\, b)
 
-    SGD sees the gradient :math:`\varphi(x)\,g` and 1 + a times its decay. Any other optimizer sees the gradient as it is, and
-    its step :math:`\Delta` becomes :math:`\varphi(x)\,\Delta`. Large weights learn faster, small ones change their sign as
-    freely as before. The bound b keeps a lengthened step at most that of the highest learning rate up to now, and for Adam and
-    AdamW twice that: large weights go on learning while the rate of the small ones falls. With ``growth=0``, and for LBFGS and
-    optimizers of ReWA, steps are the optimizer's own.
+    ``torch.optim.SGD`` itself sees the gradient :math:`\varphi(x)\,g` and 1 + a times its decay. Any other optimizer sees the
+    gradient as it is, and its step :math:`\Delta` becomes :math:`\varphi(x)\,\Delta`. Large weights learn faster, small ones
+    change their sign as freely as before. The bound b keeps a lengthened step at most that of the highest learning rate up to
+    now, and for Adam and AdamW twice that: large weights go on learning while the rate of the small ones falls. With
+    ``growth=0``, and for LBFGS and optimizers of ReWA, steps are the optimizer's own.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
@@ -218,7 +219,9 @@ class Sparsifier:
 
     def _square(self, param: Tensor) -> Tensor | None:
         """The mean square of a weight's gradient, where that counts and is known."""
-        return worths.mean_square(self.optimizer.state.get(param, {})) if self.worth == "gradient" else None
+        if self.worth != "gradient":
+            return None
+        return self._growth.squares.get(param, worths.mean_square(self.optimizer.state.get(param, {}), param))
 
     def _checked_growth(self, growth: float | None) -> float:
         if isinstance(self.optimizer, torch.optim.LBFGS) and growth is None:
@@ -306,7 +309,8 @@ class Sparsifier:
         """
         state = copy.deepcopy(self._state())
         found = {name: optimizer.state.get(param, {}) for name, param in self.weights.items()}
-        if masters := {name: dict(one) for name, one in found.items() if MASTER in one}:
+        low = {name for name, param in self.weights.items() if param.dtype in LOW_PRECISION}
+        if masters := {name: dict(one) for name, one in found.items() if name in low and {MASTER, worths.SQUARE} & one.keys()}:
             state["masters"] = masters
         state_dict["param_groups"][0][KEY] = state
 
@@ -342,7 +346,7 @@ class Sparsifier:
         state = self._state()
         alone = next(reversed(self.optimizer._optimizer_step_pre_hooks)) == self._handles[0].id
         done = state["done"]
-        noted = worths.share_of_step(done) if self.worth == "gradient" and done < self.course.last else 0.0
+        noted = worths.share_of_step(done) if self.worth == "gradient" and done < self.course.last else None
         self._growth.before(self._grown(state), cutting=state["share"] > 0, closure=closure, alone=alone, noted=noted)
 
     def _noting(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -482,9 +486,8 @@ class Sparsifier:
         if self.growth and (missing := set(self.weights) - set(state["sizes"])):
             raise ValueError(f"the state has no size of {sorted(missing)[0]!r}: it is of another model")
         self.optimizer.param_groups[0][KEY] = copy.deepcopy({key: value for key, value in state.items() if key != "squares"})
-        for name, square in state.get("squares", {}).items():
-            param = self.weights[name]
-            self.optimizer.state[param][worths.SQUARE] = _moved(square, param)
+        squares = {self.weights.get(name): square for name, square in state.get("squares", {}).items()}
+        self._growth.squares = {param: _moved(square, param) for param, square in squares.items() if param is not None}
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -536,7 +539,7 @@ class Sparsifier:
                 lines.append(f"{pool.pattern}: {text}" if pool.pattern else text)
         lines.append(
             f"cuts: from step {course.first:,} to {course.last:,} of {self.steps:,}, every {course.every:,} steps, {course.law}"
-            f", least {MAGNITUDE[self.worth]} first"
+            f", least {WORDS[self.worth]} first"
         )
         kind = type(self.optimizer).__name__
         if self.growth:

@@ -155,6 +155,22 @@ def test_validation_data_choose_the_learning_rate_as_they_do_the_strength(compar
     assert "number of strengths (l1 1, rewa 2)" in warning
 
 
+def test_an_inner_strength_that_follows_the_rate_is_no_other_method(comparisons, made):
+    """Twice the rate is half the decay for the same shrinkage."""
+
+    def one(lr, decay, points=((500, 80.0, 70.0),)):
+        return made("rewa+gmp", recipe={"lr": lr}, settings={"on": {"K": 2, "strength": decay}}, points=points)
+
+    runs = one(0.1, 2e-3), one(0.2, 1e-3, [(500, 81.0, 71.0)])
+    assert entry(comparisons(*runs)[0], "rewa+gmp").table[2].mean == 71.0
+
+
+def test_two_inner_strengths_at_one_rate_are_two_methods(comparisons, made):
+    runs = [made("rewa+gmp", settings={"on": {"K": 2, "strength": decay}}) for decay in (1e-3, 2e-3)]
+    (comparison,) = comparisons(*runs, made("rewa+gmp", recipe={"lr": 0.2}, settings={"on": {"K": 2, "strength": 1e-3}}))
+    assert [each.label for each in comparison.entries] == ["rewa+gmp (on.strength=0.001)", "rewa+gmp (on.strength=0.002)"]
+
+
 def test_other_data_are_another_comparison(comparisons, made):
     few = made(seed=1)
     few["data"] = few["data"] | {"train": 50}

@@ -19,7 +19,6 @@ from rewa.methods.method import Bound
 from rewa.methods.sparsifier import BoundSparsifying, Sparsifying
 from rewa.optim.cuts import Cuts
 from rewa.optim.growth import Grown, Growth
-from rewa.optim.target import Pool
 from rewa.record import Run, provenance, read
 from rewa.reparam import grown, grown_gradient
 from rewa.sparsifier import Sparsifier
@@ -126,10 +125,10 @@ class _VariedCuts(Cuts):
         super().__init__(owner.model, owner.weights, owner.pools, owner._square)
         self.owner = owner
 
-    def worth(self, pool: Pool, name: str) -> Tensor:
-        found, scale = super().worth(pool, name), self.owner.method.scale
+    def worth(self, name: str, graded: bool) -> Tensor:
+        found, scale = super().worth(name, graded), self.owner.method.scale
         if scale == "size":
-            return found / float(self.owner.state_dict()["sizes"][name])
+            return found / float(self.owner._state()["sizes"][name])
         if scale == "lamp":
             squares, order = found.flatten().double().square().sort()
             rest = squares.flip(0).cumsum(0).flip(0)  # of this and of all larger ones

@@ -38,22 +38,18 @@ class Cuts:
     ) -> None:
         self.model, self.weights, self.pools, self.squares = model, weights, pools, squares
 
-    def worth(self, pool: Pool, name: str) -> Tensor:
+    def worth(self, name: str, graded: bool) -> Tensor:
         """What the weights of a tensor are worth, not negative: the least are cut first.
 
-        It is their magnitude, unless the mean squares of gradients are known for all that they are compared with.
-
         Args:
-            pool: The weights that are cut together.
             name: The name of the tensor.
+            graded: Whether gradients count, as they do where they are known of all weights that are compared.
         """
-        x, square = full(self.weights[name].detach()), self.squares(self.weights[name])
-        if square is None or any(self.squares(self.weights[other]) is None for other in pool.names):
-            return x.abs()
-        return worth(x, full(square))
+        x, square = full(self.weights[name].detach()), self.squares(self.weights[name]) if graded else None
+        return x.abs() if square is None else worth(x, full(square))
 
-    def _worth_at(self, pool: Pool, index: int) -> Tensor:
-        return self.worth(pool, pool.names[index])
+    def _worth_at(self, pool: Pool, graded: bool, index: int) -> Tensor:
+        return self.worth(pool.names[index], graded)
 
     @torch.no_grad()
     def make(self, state: dict[str, Any], zeros: Sequence[int], *, last: bool = False, remember: bool = False) -> None:
@@ -76,7 +72,8 @@ class Cuts:
             params = [self.weights[name] for name in pool.names]
             if (before or last) and count(params).nonzero == pool.total - number:
                 continue
-            masks = largest_one_by_one(functools.partial(self._worth_at, pool), len(params), pool.total - number)
+            graded = all(self.squares(param) is not None for param in params)
+            masks = largest_one_by_one(functools.partial(self._worth_at, pool, graded), len(params), pool.total - number)
             for name, param, mask in zip(pool.names, params, masks, strict=True):
                 x, here = local(param.detach()), local(sharded_like(mask, param))
                 if remember:

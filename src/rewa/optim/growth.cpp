@@ -15,6 +15,8 @@ typedef REAL real;
 
 constexpr real TINY = sizeof(real) == 4 ? real(1.17549435e-38f) : real(2.2250738585072014e-308);  // smallest normal
 
+constexpr real LARGEST = sizeof(real) == 4 ? real(3.402823466e+38f) : real(1.7976931348623157e+308);
+
 struct Tensor {  // one weight, its state and its setting; unused pointers are null
     int64_t numel;
     int64_t first_chunk;
@@ -55,7 +57,8 @@ static void step_chunk(const Tensor& t, int64_t begin, int64_t end) {
         real d = grad_factor * grad_ptr[i];
 #endif
 #if NOTING
-        grad_square[i] += noted * (d * d - grad_square[i]);
+        const real square = d * d;
+        grad_square[i] += square <= LARGEST ? noted * (square - grad_square[i]) : real(0);  // a mean that is not finite would stay so
 #endif
         const real more = slope * std::fabs(x);
         const real factor = real(1) + (more < most ? more : most);

@@ -97,6 +97,7 @@ class _Before:
     low: tuple[Tensor, Tensor | None] | None  # of a weight in low precision: its storage and gradient
     grad: Tensor | None = None  # its gradient, where the optimizer sees a longer one
     longer: Tensor | None = None
+    version: int = 0  # of the longer one, when it was made
 
 
 class Growth:
@@ -110,7 +111,9 @@ class Growth:
         self.optimizer = optimizer
         self.kept: list[_Before] = []
         self.hidden: list[tuple[Grown, dict[str, Any], Tensor]] = []  # weights for the kernel: their groups and gradients
-        self.cutting, self.noted = False, 0.0
+        self.cutting = False
+        self.noted: float | None = None
+        self.squares: dict[Tensor, Tensor] = {}  # means from a checkpoint, for an optimizer that has no state yet
 
     @property
     def is_known(self) -> bool:
@@ -118,7 +121,9 @@ class Growth:
         return type(self.optimizer) in KNOWN
 
     @torch.no_grad()
-    def before(self, weights: Sequence[Grown], *, cutting: bool, closure: bool, alone: bool = True, noted: float = 0.0) -> None:
+    def before(
+        self, weights: Sequence[Grown], *, cutting: bool, closure: bool, alone: bool = True, noted: float | None = None
+    ) -> None:
         """Note the weights before the optimizer's step, or hide their gradients from it, for the kernel to make the step.
 
         Args:
@@ -126,10 +131,9 @@ class Growth:
             cutting: Whether zeros were cut, and stay.
             closure: Whether the step evaluates the model.
             alone: Whether no other hook comes before the step, which would miss the gradients.
-            noted: What the gradients of this step count in the means of their squares.
+            noted: What the gradients of this step count in the means of their squares; None where there are no means.
         """
-        self.hidden = []  # of a step that failed; what is there now is newer
-        self.cancel()
+        self._give_up()
         self.cutting, self.noted = cutting, noted
         groups = {id(param): group for group in self.optimizer.param_groups for param in group["params"]}
         for one in weights:
@@ -152,7 +156,7 @@ class Growth:
             if before.one.growth and before.one.param.grad is not None:
                 before.grad = before.one.param.grad
                 before.longer = self._lengthened_gradient(before.one, before.grad, groups[id(before.one.param)])
-                before.one.param.grad = before.longer
+                before.one.param.grad, before.version = before.longer, before.longer._version
 
     @property
     def _takes_gradients(self) -> bool:
@@ -190,7 +194,11 @@ class Growth:
     @torch.no_grad()
     def after(self) -> None:
         """Lengthen the step that the optimizer made, and keep zeros at zero."""
+        if self._takes_gradients:
+            self._take_squares()
         self._launch()
+        self._take_squares()
+        factor = self._unscaling()
         for before in self.kept:
             one, x = before.one, local(before.one.param.detach())
             for now, old, zero in _blocks(x, before.x, before.zero):
@@ -199,10 +207,16 @@ class Growth:
                 if zero is not None:
                     now.masked_fill_(now == 0, smallest(x.dtype)).masked_fill_(zero, 0)
             grad = one.param.grad if before.grad is None else before.grad
-            if self.noted and grad is not None:
-                factor = self._unscaling()
+            if self.noted is not None and grad is not None:
                 worth.note(self.optimizer.state[one.param], one.param, grad if factor == 1 else grad * factor, self.noted)
         self.cancel()
+
+    def _take_squares(self) -> None:
+        """Put the means from a checkpoint where the optimizer's state is now."""
+        for param, square in self.squares.items():
+            if worth.mean_square(self.optimizer.state[param], param) is None:
+                self.optimizer.state[param][worth.SQUARE] = square
+        self.squares = {}
 
     def _lengthened(self, one: Grown, old: Tensor, move: Tensor) -> Tensor:
         return grown(old, move, size=one.size, growth=one.growth, most=one.most)
@@ -215,9 +229,18 @@ class Growth:
         for before in self.kept:
             if before.low is not None:
                 self._lower(before.one.param, *before.low)
-            elif before.longer is not None and before.one.param.grad is before.longer:  # else someone gave it another
+            elif before.longer is not None:
                 before.one.param.grad = before.grad
         self.kept, self.hidden = [], []
+
+    def _give_up(self) -> None:
+        """Forget a step that failed. Gradients that came since then stay."""
+        for before in self.kept:
+            longer = before.longer
+            if longer is not None and (before.one.param.grad is not longer or longer._version != before.version):
+                before.longer = None
+        self.hidden = []
+        self.cancel()
 
     # ------------------------------------------------------------------------------------------------ the kernel
 
@@ -225,8 +248,15 @@ class Growth:
         """What a kernel is compiled for."""
         if "betas" in group:
             return param.dtype, self.cutting, False, True, bool(group["amsgrad"]), self._decoupled(group), False, False
-        noting, momentum = self.noted > 0, bool(group["momentum"])
-        return param.dtype, self.cutting, noting, False, False, False, momentum, bool(group["nesterov"])
+        momentum = bool(group["momentum"])
+        return param.dtype, self.cutting, self._share(param) > 0, False, False, False, momentum, bool(group["nesterov"])
+
+    def _share(self, param: Tensor) -> float:
+        """What the gradient of a weight counts in the mean of its square; the first counts whatever it is."""
+        if self.noted is None:
+            return 0.0
+        known = param in self.squares or worth.mean_square(self.optimizer.state.get(param, {}), param) is not None
+        return self.noted if known else 1.0
 
     def _decoupled(self, group: dict[str, Any]) -> bool:
         return bool(group.get("decoupled_weight_decay", type(self.optimizer) is AdamW))
@@ -239,15 +269,18 @@ class Growth:
         factor = self._unscaling()
         pending: dict[Setting, list[tuple[Tensor, tuple[Any, ...]]]] = {}
         for one, group, grad in self.hidden:
-            param, stateful = one.param, "betas" in group or bool(group["momentum"]) or self.noted > 0
+            param, setting = one.param, self._setting(group, one.param)
+            share = 0.0 if "betas" in group else self._share(param)
+            stateful = "betas" in group or bool(group["momentum"]) or share > 0
             state: dict[str, Any] = self.optimizer.state[param] if stateful else {}  # asking makes an entry
             first = _begin_state(state, param, group)
-            noted = self.noted if "betas" in group or not self.noted or not worth.begin(state, param) else 1.0
+            if share:
+                worth.begin(state, param)
             tensors = {"x": param, "grad": grad, **{key: state[key] for key in POINTERS if isinstance(state.get(key), Tensor)}}
             pointers = [tensors[key].data_ptr() if key in tensors else 0 for key in POINTERS]
             numbers = _numbers(group, state, factor, one.growth, first=first, decoupled=self._decoupled(group))
-            row = (*pointers, one.growth / one.size, one.most, noted, *numbers)
-            pending.setdefault(self._setting(group, param), []).append((param, row))
+            row = (*pointers, one.growth / one.size, one.most, share, *numbers)
+            pending.setdefault(setting, []).append((param, row))
         for setting, rows in pending.items():
             memory = bytearray(ROW.size * len(rows))
             chunks = total = 0
@@ -265,7 +298,7 @@ class Growth:
     # --------------------------------------------------------------------------------------------- low precision
 
     def forget(self, param: Tensor) -> None:
-        """Leave a weight in low precision, and its state, as the optimizer alone would have them.
+        """Leave the state of a weight as the optimizer alone would have it.
 
         Args:
             param: The weight.
@@ -276,6 +309,8 @@ class Growth:
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.dim() and value.dtype is torch.float32:
                     state[key] = value.to(param.dtype)
+        if not state:
+            self.optimizer.state.pop(param, None)
 
     def _lift(self, param: Tensor, closure: bool) -> tuple[Tensor, Tensor | None]:
         """Let the optimizer step the float32 value of a weight in low precision, in which small steps would be lost."""
@@ -382,6 +417,6 @@ def _kernel(
         SOURCE,
         {"rewa_growth": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)},
         values,
-        otherwise="a slower step with a copy of the weights is made instead",
+        otherwise="a slower step with a copy of weights or gradients is made instead",
     )
     return None if library is None else library.rewa_growth

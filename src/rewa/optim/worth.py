@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rewa.optim.optimizer import LOW_PRECISION
 from rewa.weights import local
 
-__all__ = ["KINDS", "SQUARE", "mean_square", "note", "share_of_step", "worth"]
+__all__ = ["KINDS", "SQUARE", "begin", "mean_square", "note", "share_of_step", "worth"]
 
 KINDS = ("gradient", "magnitude")
 SQUARE = "grad_square"  # in the optimizer's state of a weight
 EVERY = 4  # steps
 MEMORY = 12.5  # as many notes count: fifty steps
+LEAST = 1e-20  # what a gradient is taken for that was always zero: such weights are cut by magnitude
 
 
 def share_of_step(done: int) -> float:
@@ -36,16 +38,29 @@ def share_of_step(done: int) -> float:
     return 0.0 if done % EVERY else max(1 / (done // EVERY + 1), 1 / MEMORY)
 
 
-def begin(state: MutableMapping[str, Any], param: Tensor) -> bool:
-    """Whether the mean square of a weight's gradient has to be made, as zeros, and was.
+def mean_square(state: Mapping[str, Any], param: Tensor) -> Tensor | None:
+    """The mean square of a weight's gradient, the optimizer's own or ours; None before any step.
 
     Args:
         state: The optimizer's state of the weight.
-        param: The weight.
+        param: The weight. An optimizer that keeps one number for a whole row holds no such mean.
     """
-    if "exp_avg_sq" in state or SQUARE in state:
+    held = state.get("exp_avg_sq")
+    found = held if isinstance(held, Tensor) and held.shape == param.shape else state.get(SQUARE)
+    return found if isinstance(found, Tensor) else None
+
+
+def begin(state: MutableMapping[str, Any], param: Tensor) -> bool:
+    """Whether the mean square of a weight's gradient was missing; it is zero now.
+
+    Args:
+        state: The optimizer's state of the weight.
+        param: The weight. Squares of gradients need more than half precision.
+    """
+    if mean_square(state, param) is not None:
         return False
-    state[SQUARE] = torch.zeros_like(param, memory_format=torch.preserve_format)
+    dtype = torch.float32 if param.dtype in LOW_PRECISION else param.dtype
+    state[SQUARE] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
     return True
 
 
@@ -56,37 +71,29 @@ def note(state: MutableMapping[str, Any], param: Tensor, grad: Tensor, share: fl
     Args:
         state: The optimizer's state of the weight, after its step.
         param: The weight.
-        grad: Its gradient.
-        share: What it counts.
+        grad: Its gradient. What is not finite, or has no finite square, does not count.
+        share: What it counts; the first gradient of a weight counts whatever it is.
     """
-    if "exp_avg_sq" in state:
+    first = begin(state, param)
+    if SQUARE not in state or not (share or first):
         return
-    share = 1.0 if begin(state, param) else share
-    here = local(grad.to_dense() if grad.layout is not torch.strided else grad).to(state[SQUARE].dtype)
-    local(state[SQUARE]).mul_(1 - share).addcmul_(here, here, value=share)
-
-
-def mean_square(state: Mapping[str, Any]) -> Tensor | None:
-    """The mean square of a weight's gradient; None before any step.
-
-    Args:
-        state: The optimizer's state of the weight.
-    """
-    found = state.get("exp_avg_sq", state.get(SQUARE))
-    return found if isinstance(found, Tensor) else None
+    mean = local(state[SQUARE])
+    square = local(grad.to_dense() if grad.layout is not torch.strided else grad).to(mean.dtype).square()
+    mean.lerp_(torch.where(square.isfinite(), square, mean), 1.0 if first else share)
 
 
 def worth(x: Tensor, square: Tensor) -> Tensor:
-    """What weights are worth; above zero for all that are not zero, whatever their gradient.
+    """What weights are worth; finite, and above zero for all that are not zero, whatever their gradient.
 
     Args:
         x: The weights.
         square: The mean squares of their gradients.
 
     Example:
-        >>> worth(torch.tensor([0.0, -1.0, 2.0, 3.0]), torch.tensor([1.0, 1.0, 4.0, 0.0])).tolist()
-        [0.0, 1.0, 4.0, 1.1754943508222875e-38]
+        >>> worth(torch.tensor([0.0, -1.0, 2.0, 1.0]).double(), torch.tensor([1.0, 1.0, 4.0, 0.0]).double()).tolist()
+        [0.0, 1.0, 4.0, 1e-20]
     """
-    size = x.abs() if x.dtype in (torch.float32, torch.float64) else x.abs().float()
-    product = size * square.to(size.dtype).sqrt()
-    return product.clamp_min(torch.finfo(size.dtype).tiny) * (size > 0)
+    size = x.abs().float() if x.dtype in LOW_PRECISION else x.abs()
+    limits = torch.finfo(size.dtype)
+    product = size * (square.to(size.dtype).sqrt() + LEAST)
+    return torch.where(size > 0, product.nan_to_num(nan=limits.tiny, posinf=limits.max).clamp_min(limits.tiny), 0)

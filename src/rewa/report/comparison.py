@@ -179,8 +179,8 @@ def _how_to_read(comparison: Comparison) -> str:
     if max(len(entry.seeds) for entry in comparison.entries) == 1:
         band = "There is one seed, and so no band. "
     return (
-        "**How points are chosen.** For each method, seed and compression, all strengths and thresholds that compress the "
-        "prunable weights at least that much are candidates. The one with the best validation metric is taken (of equals the "
+        "**How points are chosen.** For each method, seed and compression, all strengths, rates and thresholds that compress "
+        "the prunable weights at least that much are candidates. The one with the best validation metric is taken (of equals the "
         "most compressed), and its test metric is shown. The test data decide nothing.\n"
         f"**How to read it.** {band}Point at the plot, or focus it and use the arrow keys, for the numbers. A click on a "
         "method hides or shows its line. “Top” is the range near the best, “all” has the collapsed points too."
@@ -347,7 +347,7 @@ def points_csv(comparisons: Sequence[Comparison]) -> str:
         comparisons: The comparisons that hold the runs.
     """
     header = (
-        "run recipe comparison method settings strength seed epochs threshold prunable_total prunable_nonzero "
+        "run recipe comparison method settings strength lr seed epochs threshold prunable_total prunable_nonzero "
         "prunable_compression model_total model_nonzero model_compression validation_loss validation_accuracy "
         "test_loss test_accuracy"
     )
@@ -361,7 +361,8 @@ def points_csv(comparisons: Sequence[Comparison]) -> str:
                 comparison.labels[str(run.folder)],
                 json.dumps(run.settings),
             ]
-            start += ["" if run.strength is None else repr(run.strength), str(run.seed), str(len(run.epochs))]
+            strength = "" if run.strength is None else repr(run.strength)
+            start += [strength, repr(run.lr), str(run.seed), str(len(run.epochs))]
             for point in run.curve:
                 counts = [
                     value

@@ -312,10 +312,30 @@ def _stdev(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
+def _without_strengths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a method without the strengths of the methods that it wraps."""
+    inner = {key: _without_strengths(value) for key, value in settings.items() if isinstance(value, Mapping)}
+    return {key: inner.get(key, value) for key, value in settings.items() if key != "strength"}
+
+
+def _key(run: Run) -> str:
+    return json.dumps([run.method, _without_strengths(run.settings)], sort_keys=True, default=str)
+
+
+def _alike_but_for_the_rate(runs: Sequence[Run]) -> set[str]:
+    """The methods whose inner strengths differ with the learning rate only, since a default follows from the rate."""
+    by_rate: dict[str, dict[float, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for run in runs:
+        by_rate[_key(run)][run.lr].add(json.dumps(run.settings, sort_keys=True, default=str))
+    return {key for key, rates in by_rate.items() if all(len(found) == 1 for found in rates.values())}
+
+
 def _comparison(title: str, runs: Sequence[Run], warnings: list[str]) -> Comparison:
     variants: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    alike = _alike_but_for_the_rate(runs)
     for run in runs:
-        variants[run.method, json.dumps(run.settings, sort_keys=True, default=str)].append(run)
+        settings = _without_strengths(run.settings) if _key(run) in alike else run.settings
+        variants[run.method, json.dumps(settings, sort_keys=True, default=str)].append(run)
     # Dense first, for it is what the others are measured against; then by name.
     ordered = sorted(variants.items(), key=lambda item: (item[0][0] != "dense", *item[0]))
     labels: dict[str, str] = {}
