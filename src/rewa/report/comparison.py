@@ -180,8 +180,8 @@ def _how_to_read(comparison: Comparison) -> str:
         band = "There is one seed, and so no band. "
     return (
         "**How points are chosen.** For each method, seed and compression, all strengths, rates and thresholds that compress "
-        "the prunable weights at least that much are candidates. The one with the best validation metric is taken (of equals the "
-        "most compressed), and its test metric is shown. The test data decide nothing.\n"
+        "the prunable weights at least that much are candidates. The one with the best validation metric is taken (of "
+        "equals the most compressed), and its test metric is shown. The test data decide nothing.\n"
         f"**How to read it.** {band}Point at the plot, or focus it and use the arrow keys, for the numbers. A click on a "
         "method hides or shows its line. “Top” is the range near the best, “all” has the collapsed points too."
     )
