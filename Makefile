@@ -20,8 +20,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(STAMP) ## train a digit classifier dense, with l1 and with ReWA, and compare them in demo/report.html
-	$(BIN)/rewa sweep digits --methods dense,l1,rewa --out demo/runs
+demo: $(STAMP) ## train a digit classifier dense, with l1 and with the Sparsifier, and compare them in demo/report.html
+	$(BIN)/rewa sweep digits --methods dense,l1,sparsifier --rates 0.1,0.2,0.4 --out demo/runs
 	$(BIN)/rewa report demo/runs -o demo/report.html
 
 test: $(STAMP) ## run every test; eight minutes on two cores

@@ -444,7 +444,7 @@ def test_the_files_of_the_demo_are_the_record():
     files = {row["method"]: row for row in comparison["deployed"]}
     page = (ROOT / "docs" / "deploy.md").read_text()
     (words,) = re.findall(r"A run of the demo ends with such a file:(.*?seeds\))", page, re.S)
-    dense, l1, ours = (files[name] for name in ("dense", "l1", "rewa"))
+    dense, l1, ours = (files[name] for name in ("dense", "l1", "sparsifier"))
     sizes = [dense["dense_bytes"], *(row["file_bytes"] for row in (dense, l1, ours))]
     assert re.findall(r"\d+,\d+", words) == [f"{count:,.0f}" for count in sizes]
     (scores,) = re.findall(r"have ([\d., and]+) % test accuracy", " ".join(words.split()))
@@ -461,9 +461,10 @@ def test_the_demo_is_the_sweep_that_was_recorded():
     options = _parser().parse_args(command.split())
     sweep = RESULTS["digits"].sweep
     assert (options.recipe, tuple(options.methods.split(",")), options.seeds) == (sweep.recipe.name, sweep.methods, sweep.seeds)
-    assert (options.strengths, tuple(options.set)) == (sweep.strengths, sweep.changes)
+    assert (options.strengths, options.rates, tuple(options.set)) == (sweep.strengths, sweep.rates, sweep.changes)
     recorded = json.loads((ROOT / "results" / "digits" / "numbers.json").read_text())
-    assert (tuple(recorded["methods"]), recorded["seeds"]) == (sweep.methods, sweep.seeds)
+    found = tuple(recorded["methods"]), tuple(recorded["rates"]), recorded["seeds"]
+    assert found == (sweep.methods, sweep.rates, sweep.seeds)
     assert {key: recorded["recipe"][key] for key in ("epochs", "lr", "batch_size")} == {
         key: getattr(sweep.recipe, key) for key in ("epochs", "lr", "batch_size")
     }

@@ -181,6 +181,9 @@ def _add_training(commands: _Commands) -> None:
     sweep.add_argument(
         "--strengths", type=_numbers, default="auto", metavar="X,Y", help="for every method (default auto: each has its own)"
     )
+    sweep.add_argument(
+        "--rates", type=_numbers, default=(), metavar="X,Y", help="learning rates for every method (default: the recipe's one)"
+    )
     sweep.add_argument("--seeds", type=int, default=3, metavar="N", help="how many (default 3)")
     sweep.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: as many as the cores can take)")
     sweep.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, HOST:PORT, or local to start one here")
@@ -337,6 +340,7 @@ def _sweep(options: argparse.Namespace) -> str:
         recipe=recipe(options.recipe),
         methods=tuple(methods),
         strengths=options.strengths,
+        rates=options.rates or (),
         seeds=options.seeds,
         changes=tuple(options.set),
     )

@@ -126,6 +126,7 @@ class SweepResult(Result):
         numbers = {
             "recipe": self.sweep.recipe.settings(),
             "methods": [one if isinstance(one, str) else asdict(one) for one in self.sweep.methods],
+            **({"rates": self.sweep.rates} if self.sweep.rates else {}),
             "seeds": self.sweep.seeds,
             "commits_of_runs": sorted({run.commit for run in found}),
             "comparisons": [_numbers(comparison) for comparison in report.compare(found)],
@@ -207,6 +208,7 @@ def _only(folder: Path, runs: Sequence[Run]) -> Comparison:
 
 def _numbers(comparison: Comparison) -> dict[str, Any]:
     """Each cell with the runs and thresholds that were chosen for it, seed by seed."""
+    several = len({run.lr for run in comparison.runs}) > 1
     rows = []
     for entry in comparison.entries:
         for compression, cell in entry.table.items():
@@ -214,7 +216,7 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
                 {
                     "seed": choice.run.seed,
                     "strength": choice.run.strength,
-                    "lr": choice.run.lr,
+                    **({"lr": choice.run.lr} if several else {}),
                     "threshold": choice.point.threshold,
                     "validation": choice.point.validation(comparison.metric),
                     "test": choice.test,

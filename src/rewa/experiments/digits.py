@@ -10,8 +10,8 @@ from rewa.train.sweep import Sweep
 __all__ = ["DIGITS", "DIGITS_METHODS"]
 
 DIGITS = SweepResult(
-    line="dense, l1 and ReWA on digits: what the demo shows, in a minute or two",
-    sweep=Sweep(recipe=RECIPES["digits"], methods=("dense", "l1", "rewa"), seeds=3),
+    line="dense, l1 and the Sparsifier on digits, three learning rates each: what the demo shows, in three minutes",
+    sweep=Sweep(recipe=RECIPES["digits"], methods=("dense", "l1", "sparsifier"), rates=(0.1, 0.2, 0.4), seeds=3),
 )
 DIGITS_METHODS = SweepResult(
     line="every method on digits, four strengths and three seeds each: the table in docs/methods.md",

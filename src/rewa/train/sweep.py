@@ -33,7 +33,7 @@ class Contender:
         method: Its name.
         changes: Settings of its own, ``key=value``; the names of its runs hold them.
         strengths: To sweep; None for the method's own grid of four.
-        rates: Learning rates to sweep; empty for the recipe's.
+        rates: Learning rates to sweep; empty for the sweep's.
     """
 
     method: str
@@ -50,6 +50,7 @@ class Sweep:
         recipe: The recipe.
         methods: Names of methods, or contenders where a name does not say it all.
         strengths: The same for all methods, or None for each method's own.
+        rates: Learning rates, chosen as strengths are; empty for the recipe's.
         seeds: How many; they are 0, 1, ...
         changes: Settings to change, ``key=value``, of the recipe or of the methods that have them.
     """
@@ -57,6 +58,7 @@ class Sweep:
     recipe: Recipe
     methods: tuple[str | Contender, ...]
     strengths: tuple[float, ...] | None = None
+    rates: tuple[float, ...] = ()
     seeds: int = 3
     changes: tuple[str, ...] = ()
 
@@ -69,7 +71,7 @@ class Sweep:
         ]
         width = 4 if self.recipe.width is not None else None
         recipe = dataclasses.replace(self.recipe, epochs=1, width=width, compressions=(1, 5, 50), finetune_epochs=None)
-        return dataclasses.replace(self, recipe=recipe, methods=tuple(methods), seeds=1)
+        return dataclasses.replace(self, recipe=recipe, methods=tuple(methods), rates=(), seeds=1)
 
     def jobs(self, root: Path | None = None, download: bool = False) -> list[Job]:
         """The runs, seed by seed, and each seed from the middle of the grids outwards: an early look at them is a fair one.
