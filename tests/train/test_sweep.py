@@ -202,6 +202,11 @@ def test_a_contender_may_have_learning_rates_of_its_own():
     }
 
 
+def test_a_sweep_may_have_learning_rates_for_all():
+    jobs = sweep("l1", Contender(method="gmp", rates=(0.3,)), strengths=(0.5,), rates=(0.1, 0.2), seeds=1).jobs()
+    assert [job.folder_name for job in jobs] == ["digits-l1-0.5-s0", "digits-l1-lr=0.2-0.5-s0", "digits-gmp-lr=0.3-0.5-s0"]
+
+
 def test_a_contender_must_have_the_settings_it_names():
     with pytest.raises(ValueError, match="no setting 'K'"):
         sweep(Contender(method="l1", changes=("K=3",))).jobs()

@@ -105,7 +105,9 @@ class Sweep:
         steps = load_data(shared, root, download).steps_per_epoch(shared.batch_size)
         found: list[tuple[float, Job]] = []
         rated = [
-            (one, method, lr) for one, (_, method) in zip(contenders, prepared, strict=True) for lr in one.rates or (shared.lr,)
+            (one, method, lr)
+            for one, (_, method) in zip(contenders, prepared, strict=True)
+            for lr in one.rates or self.rates or (shared.lr,)
         ]
         for contender, method, lr in rated:
             recipe, own = dataclasses.replace(shared, lr=lr), () if lr == shared.lr else (f"lr={lr:g}",)
