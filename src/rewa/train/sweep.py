@@ -104,11 +104,8 @@ class Sweep:
         shared = prepared[0][0]
         steps = load_data(shared, root, download).steps_per_epoch(shared.batch_size)
         found: list[tuple[float, Job]] = []
-        rated = [
-            (one, method, lr)
-            for one, (_, method) in zip(contenders, prepared, strict=True)
-            for lr in one.rates or self.rates or (shared.lr,)
-        ]
+        pairs = zip(contenders, prepared, strict=True)
+        rated = [(one, method, lr) for one, (_, method) in pairs for lr in one.rates or self.rates or (shared.lr,)]
         for contender, method, lr in rated:
             recipe, own = dataclasses.replace(shared, lr=lr), () if lr == shared.lr else (f"lr={lr:g}",)
             plan = method.planned(recipe.plan(steps, finetune=recipe.finetuned(method)))
