@@ -52,8 +52,8 @@ def test_optimizer_step(capsys):
     for name in ("ReWASGD K=9 M=2", "ReWASGD K=9 M=2 match", "ReWASGD loop K=9 M=2"):
         assert rows[name]["state_bytes_per_parameter"] == rows["torch SGD fused"]["state_bytes_per_parameter"] == 4
     assert rows["ReWAAdamW K=9 M=2"]["state_bytes_per_parameter"] == 8
-    for name in ("SGD, Sparsifier", "SGD, Sparsifier, 95 % zeros"):
-        assert rows[name]["state_bytes_per_parameter"] == 4
+    for name in ("SGD, Sparsifier", "SGD, Sparsifier, 95 % zeros"):  # a mean of squares for each weight that may be cut
+        assert 4 < rows[name]["state_bytes_per_parameter"] <= 8
     assert rows["AdamW, Sparsifier, 95 % zeros"]["state_bytes_per_parameter"] == 8
     assert result["speedup_over_eager"] > 0
     assert result["resnet18_training_step"]["ratio"] > 0
