@@ -75,11 +75,11 @@ class Look:
 # Those that are often in front have colours of their own, so that no two of them are alike in any figure.
 _METHODS = {
     BLUE: "rewa o rewa-annealed+gmp D rewa-annealed s rewa-adamw ^ rewa-pair v rewa-pair-matched < rewa+gmp > rewa+rigl p "
-    "rewa+acdc P rewa+ham X sparsifier *",
+    "rewa+acdc P rewa+ham X",
     RED: "gmp+ham s mcp ^ ham X hard-concrete p",
     GREEN: "gmp D scad v powerprop P",
     ORANGE: "l1 ^ l1-subgradient v sgd-l1 v rigl p dwf *",
-    PINK: "acdc < spred P adaptive-lasso h abess s",
+    PINK: "sparsifier * acdc < spred P adaptive-lasso h abess s",
     SKY: "acdc+ham > str X lasso h half < clipped-lp D clipped-lp-l1 o",
     SLATE: "dense o",
 }

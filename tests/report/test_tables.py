@@ -422,10 +422,17 @@ def test_of_many_methods_the_nearest_to_the_front_are_drawn_in_colour(comparison
     assert {lines[label].get_linewidth() for label in lines.keys() - grey} == {2.0}
 
 
+def test_the_sparsifier_stands_out_wherever_it_is(comparisons, made):
+    scores = {"gmp": 92.0, "rewa-annealed": 86.0, "rewa": 85.5, "sparsifier": 85.0, "l1": 80.0, "dense": 70.0}
+    (comparison,) = comparisons(*(made(name, points=[(1000, 95.0, test)]) for name, test in scores.items()))
+    assert prominent(comparison) == ["gmp", "rewa-annealed", "sparsifier", "l1"]
+
+
 def test_the_best_rewa_and_the_two_strongest_others_stand_out(comparisons, made):
     """Wherever ReWA is, its best is in colour; other forms of it are not, and the methods beside it are two."""
     scores = {"gmp": 92.0, "gmp+ham": 91.0, "l1": 90.0, "rewa": 85.0, "rewa-annealed": 86.0, "dense": 80.0}
-    (comparison,) = comparisons(*(made(name, points=[(1000, 95.0, test)]) for name, test in scores.items()))
+    runs = [made(name, points=[(1000, 95.0, test)]) for name, test in scores.items()]
+    (comparison,) = comparisons(*runs)
     assert prominent(comparison) == ["gmp", "gmp+ham", "rewa-annealed"]
     shown = {one.label: one for one in built.lines(comparison).series}
     assert {label for label, one in shown.items() if not one.muted} == {"gmp", "gmp+ham", "rewa-annealed"}

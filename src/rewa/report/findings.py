@@ -229,7 +229,7 @@ def ranking(comparison: Comparison) -> list[str]:
 
 
 def prominent(comparison: Comparison) -> list[str]:
-    """The methods that stand out: the best ReWA and the two strongest of the others, by their place at the :func:`front`.
+    """The methods that stand out: the best ReWA, the Sparsifier and the two strongest others, by place at the :func:`front`.
 
     Args:
         comparison: The comparison.
@@ -241,7 +241,8 @@ def prominent(comparison: Comparison) -> list[str]:
     there = [] if found is None else [entry.label for entry, _ in _judged(found[1])]
     order = list(dict.fromkeys([*there, *ranking(comparison)]))
     methods = {entry.label: entry.method for entry in comparison.entries}
-    ours = [label for label in order if is_rewa(methods[label])][:1]
+    ours = [label for label in order if is_rewa(methods[label])]
+    ours = [label for place, label in enumerate(ours) if place == 0 or label == "sparsifier"]
     others = [label for label in order if not is_rewa(methods[label])][: RIVALS + (not ours)]
     return sorted([*ours, *others], key=order.index)
 
