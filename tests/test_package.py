@@ -300,8 +300,8 @@ def table_of(page: str, start: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("page", "start", "results", "count"),
     [
-        ("README.md", "test accuracy, %", ["fashion-mnist"] * 3 + ["cifar10-cpu"] * 3, 5),
-        ("docs/comparison.md", "test accuracy on Fashion-MNIST, %", ["fashion-mnist"] * 5, 11),
+        ("README.md", "test accuracy, %", ["fashion-mnist"] * 3 + ["cifar10-cpu"] * 3, 6),
+        ("docs/comparison.md", "test accuracy on Fashion-MNIST, %", ["fashion-mnist"] * 5, 12),
         ("docs/comparison.md", "test accuracy on CIFAR-10, %", ["cifar10-cpu"] * 5, 11),
         ("docs/methods.md", "test accuracy, %", ["digits-methods"] * 6, 28),
     ],
