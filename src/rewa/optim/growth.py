@@ -198,7 +198,6 @@ class Growth:
             self._take_squares()
         self._launch()
         self._take_squares()
-        factor = self._unscaling()
         for before in self.kept:
             one, x = before.one, local(before.one.param.detach())
             for now, old, zero in _blocks(x, before.x, before.zero):
@@ -208,7 +207,7 @@ class Growth:
                     now.masked_fill_(now == 0, smallest(x.dtype)).masked_fill_(zero, 0)
             grad = one.param.grad if before.grad is None else before.grad
             if self.noted is not None and grad is not None:
-                worth.note(self.optimizer.state[one.param], one.param, grad if factor == 1 else grad * factor, self.noted)
+                worth.note(self.optimizer.state[one.param], one.param, grad, self.noted, self._unscaling)
         self.cancel()
 
     def _take_squares(self) -> None:

@@ -7,7 +7,7 @@ that mean already. For others it is taken at every fourth step, and held in the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -65,7 +65,9 @@ def begin(state: MutableMapping[str, Any], param: Tensor) -> bool:
 
 
 @torch.no_grad()
-def note(state: MutableMapping[str, Any], param: Tensor, grad: Tensor, share: float) -> None:
+def note(
+    state: MutableMapping[str, Any], param: Tensor, grad: Tensor, share: float, unscaling: Callable[[], float] = lambda: 1.0
+) -> None:
     """Let a gradient count in the mean square, unless the optimizer holds one.
 
     Args:
@@ -73,12 +75,13 @@ def note(state: MutableMapping[str, Any], param: Tensor, grad: Tensor, share: fl
         param: The weight.
         grad: Its gradient. What is not finite, or has no finite square, does not count.
         share: What it counts; the first gradient of a weight counts whatever it is.
+        unscaling: Returns what the gradient is multiplied by; asked only if it counts, since the answer may be on a GPU.
     """
     first = begin(state, param)
     if SQUARE not in state or not (share or first):
         return
     mean = local(state[SQUARE])
-    square = local(grad.to_dense() if grad.layout is not torch.strided else grad).to(mean.dtype).square()
+    square = local(grad.to_dense() if grad.layout is not torch.strided else grad).to(mean.dtype).mul(unscaling()).square()
     mean.lerp_(torch.where(square.isfinite(), square, mean), 1.0 if first else share)
 
 
