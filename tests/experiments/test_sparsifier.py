@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -56,3 +57,14 @@ def test_the_table_has_a_row_for_each_variant(tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("record.json")}
     SPARSIFIER.run(tmp_path, replace(How(quick=True), trained=True))
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("record.json")}
+
+
+def test_every_run_can_be_recorded():
+    for *_, job in SPARSIFIER.jobs():
+        json.dumps(job.settings(), allow_nan=False)
+
+
+def test_a_variant_that_diverges_has_a_cell_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(VARIANTS, "cut by LAMP", {"growth": 1e30, "reach": 1e30})
+    SPARSIFIER.run(tmp_path, How(quick=True, workers=1))
+    assert "| cut by LAMP | diverges |" in (tmp_path / "sparsifier.md").read_text()

@@ -38,7 +38,7 @@ def cell(validation, test):
 
 def comparison(sign=1, **methods):
     entries = tuple(Entry(name.replace("_", "+"), {10.0: cell(*scores)}) for name, scores in methods.items())
-    return SimpleNamespace(entries=entries, sign=sign)
+    return SimpleNamespace(entries=entries, sign=sign, metric="accuracy" if sign > 0 else "loss")
 
 
 METHODS = {
@@ -75,8 +75,14 @@ def test_a_method_with_fewer_seeds_takes_no_part():
 
 def test_a_low_loss_leads():
     (row,) = body(leads(comparison(-1, gmp=((2.0,), (2.5,)), l1=((3.0,), (1.0,)), rewa=((1.0,), (2.0,))), (10.0,)))
-    assert row[1::2] == ["rewa", "gmp", "+0.50"]
+    assert row[1::2] == ["rewa", "gmp", "+0.500"]
 
 
 def test_without_a_rival_there_is_no_lead():
     assert body(leads(comparison(rewa=((85.0,), (82.5,))), (10.0,))) == []
+
+
+def test_a_loss_has_three_digits():
+    made = comparison(-1, gmp=((2.39, 2.4), (2.381, 2.383)), sparsifier=((2.3, 2.31), (2.301, 2.305)))
+    assert body(standings(made, (10.0,)))[1] == ["sparsifier", "2", "2.303 ± 0.003"]
+    assert body(leads(made, (10.0,)))[0][5:] == ["+0.079 ± 0.001", "2 of 2"]

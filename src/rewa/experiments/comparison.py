@@ -135,11 +135,12 @@ class SweepResult(Result):
         measured, lines = _models(out), []
         if self.table:
             comparison = _only(runs, found)
-            lines += [f"{self.judged_on.capitalize()} accuracy, %, mean ± standard deviation over the seeds:", ""]
+            what = "accuracy, %" if comparison.metric == "accuracy" else comparison.metric
+            lines += [f"{self.judged_on.capitalize()} {what}, mean ± standard deviation over the seeds:", ""]
             lines += [*standings.standings(comparison, self.table, self.judged_on), ""]
             if self.judged_on == "test":
                 lines += [
-                    "The best ReWA and the best of the others, each by its mean on validation images, among those with all "
+                    "The best ReWA and the best of the others, each by its mean on validation data, among those with all "
                     "seeds; differences seed by seed, mean ± standard deviation over the seeds, which share one test set:",
                     "",
                 ]

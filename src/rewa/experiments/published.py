@@ -14,6 +14,7 @@ from rewa.experiments.regression.study import REGRESSION, REGRESSION_SEEDS
 from rewa.experiments.result import Result
 from rewa.experiments.rows import README_ROWS
 from rewa.experiments.sgd_l1 import SGD_L1
+from rewa.experiments.shakespeare import SHAKESPEARE
 from rewa.experiments.sparsifier import SPARSIFIER
 from rewa.experiments.success import LOGISTIC, SUCCESS
 from rewa.experiments.synthetic import SYNTHETIC_STUDY
@@ -38,6 +39,7 @@ RESULTS: dict[str, Result] = {
     "cifar10-tuning": CIFAR10_TUNING,
     "fashion-mnist": FASHION_MNIST,
     "fashion-mnist-ablations": FASHION_MNIST_ABLATIONS,
+    "shakespeare": SHAKESPEARE,
     "digits": DIGITS,
     "digits-methods": DIGITS_METHODS,
     "readme-rows": README_ROWS,

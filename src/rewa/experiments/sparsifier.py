@@ -22,6 +22,7 @@ from rewa.optim.growth import Grown, Growth
 from rewa.record import Run, provenance, read
 from rewa.reparam import grown, grown_gradient
 from rewa.sparsifier import Sparsifier
+from rewa.train.attempts import Failure
 from rewa.train.job import Job
 from rewa.train.local_workers import run_local
 from rewa.train.recipes import RECIPES, Recipe
@@ -194,7 +195,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "half the bound": {"reach": 0.5},
     "twice the bound": {"reach": 2.0},
     "four times the bound": {"reach": 4.0},
-    "no bound": {"reach": math.inf},
+    "no bound": {"reach": 1e6},
     "p = 1.5": {"M": 0.5},
     "p = 1.25": {"M": 0.75},
     "p = 0.75": {"M": 1.25},
@@ -249,14 +250,15 @@ class Ablation(Result):
         from rewa.report.files import publish
 
         study = self._small() if how.quick else self
-        jobs = list(study.jobs())
+        jobs, failures = list(study.jobs()), list[Failure]()
         if not how.trained:
             how.progress.stage(f"training {len(jobs)} networks", 1)
             failures = run_local([job for *_, job in jobs], out / "runs", workers=how.workers or 2, root=how.root)
-            if failures:
-                raise RuntimeError(f"{len(failures)} runs failed, first {failures[0]}")
             how.progress.advance()
         found = {run.name: run for run in read(out / "runs")}
+        diverged = {name for name, run in found.items() if run.status == "failed"}
+        if broken := [failure for failure in failures if failure.name not in diverged]:
+            raise RuntimeError(f"{len(broken)} runs failed, first {broken[0]}")
         return publish(
             out,
             "sparsifier",
@@ -287,8 +289,9 @@ class Ablation(Result):
 
         values: dict[tuple[str, str], dict[float, list[float]]] = {}
         for task, name, lr, job in self.jobs():
-            if (run := found.get(job.folder_name)) is not None and run.final is not None:
-                values.setdefault((task.name, name), {}).setdefault(lr, []).append(run.final.validation(task.recipe.metric))
+            if (run := found.get(job.folder_name)) is not None and run.status != "running":
+                value = math.nan if run.final is None else run.final.validation(task.recipe.metric)  # nan: it diverged
+                values.setdefault((task.name, name), {}).setdefault(lr, []).append(value)
         header = ["", *(f"{task.name}, {task.zeros:.0%}" for task in self.tasks)]
         rows = []
         for name in self.variants:
@@ -298,9 +301,12 @@ class Ablation(Result):
 
 
 def _cell(by_rate: dict[float, list[float]], task: Task) -> str:
-    """Mean and deviation at the best rate."""
+    """Mean and deviation at the best rate, of those at which no run diverges."""
     if not by_rate:
         return "-"
+    by_rate = {rate: values for rate, values in by_rate.items() if all(map(math.isfinite, values))}
+    if not by_rate:
+        return "diverges"
     sign, digits = (1, 2) if task.recipe.metric == "accuracy" else (-1, 3)
     lr = max(by_rate, key=lambda rate: sign * statistics.mean(by_rate[rate]))
     spread = f" ± {statistics.stdev(by_rate[lr]):.{digits}f}" if len(by_rate[lr]) > 1 else ""

@@ -22,10 +22,11 @@ def standings(comparison: Comparison, compressions: Sequence[float], split: str 
         compressions: The columns.
         split: ``"test"``, or ``"validation"`` for what is itself a choice.
     """
-    rows = []
+    digits, rows = _digits(comparison), []
     for entry in comparison.entries:
         cells = [entry.table.get(each) for each in compressions]
-        rows.append([entry.label, str(len(entry.seeds)), *(_spread(_scores(cell, split)) if cell else "" for cell in cells)])
+        shown = [_spread(_scores(cell, split), digits) if cell else "" for cell in cells]
+        rows.append([entry.label, str(len(entry.seeds)), *shown])
     return markdown_table(["method", "seeds", *map(ratio, compressions)], rows)
 
 
@@ -42,7 +43,7 @@ def leads(comparison: Comparison, compressions: Sequence[float]) -> list[str]:
     """
     most = max((len(entry.seeds) for entry in comparison.entries), default=0)
     repeated = [entry for entry in comparison.entries if len(entry.seeds) == most]
-    rows = []
+    digits, rows = _digits(comparison), []
     for each in compressions:
         there = [(entry, entry.table[each]) for entry in repeated if each in entry.table]
         ours, others = (
@@ -60,8 +61,8 @@ def leads(comparison: Comparison, compressions: Sequence[float]) -> list[str]:
         shared = sorted(our_scores.keys() & other_scores.keys())
         lead = {seed: comparison.sign * (our_scores[seed] - other_scores[seed]) for seed in shared}
         ahead = sum(value > 0 for value in lead.values())
-        rows.append([ratio(each), our_entry.label, _spread(our_scores), other_entry.label, _spread(other_scores)])
-        rows[-1] += [_spread(lead, signed=True), f"{ahead} of {len(lead)}"]
+        rows.append([ratio(each), our_entry.label, _spread(our_scores, digits), other_entry.label])
+        rows[-1] += [_spread(other_scores, digits), _spread(lead, digits, signed=True), f"{ahead} of {len(lead)}"]
     header = ["", "best ReWA", "test", "best other", "test", "lead, seed by seed", "seeds ahead"]
     return markdown_table(header, rows)
 
@@ -73,7 +74,12 @@ def _scores(cell: Cell, split: str) -> dict[int, float]:
     return {choice.run.seed: choice.point.validation(choice.run.metric) for choice in cell.chosen}
 
 
-def _spread(scores: dict[int, float], signed: bool = False) -> str:
+def _digits(comparison: Comparison) -> int:
+    """After the point: a loss has a unit a hundred times that of a percentage."""
+    return 2 if comparison.metric == "accuracy" else 3
+
+
+def _spread(scores: dict[int, float], digits: int, signed: bool = False) -> str:
     values = list(scores.values())
-    mean = f"{statistics.fmean(values):{'+' if signed else ''}.2f}"
-    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+    mean = f"{statistics.fmean(values):{'+' if signed else ''}.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
