@@ -29,7 +29,7 @@ from rewa.optim import worth as worths
 from rewa.optim.allowed import Allowed
 from rewa.optim.cuts import Cuts
 from rewa.optim.groups import Rules
-from rewa.optim.growth import MASTER, Grown, Growth, reach, start_size
+from rewa.optim.growth import MASTER, NORMED, Grown, Growth, bounds, start_size, usual_growth
 from rewa.optim.misuse import core
 from rewa.optim.optimizer import LOW_PRECISION
 from rewa.optim.target import Course, Evaluate, decided_for, pools_of, shares_of, trained_weights, unwrapped
@@ -40,7 +40,6 @@ from rewa.weights import full, remember
 __all__ = ["Sparsified", "Sparsifier"]
 
 KEY = "sparsifier"  # in the optimizer's first parameter group: how far it is, and the sizes that the weights started with
-GROWTH = 1.0
 WORDS = {"gradient": "magnitude times gradient", "magnitude": "magnitude"}
 PATTERNS = ("unstructured",)
 STEPS_OF_TORCH = Optimizer.profile_hook_step.__code__.co_filename  # where torch runs the hooks of a step
@@ -100,9 +99,10 @@ class Sparsifier:
 
     ``torch.optim.SGD`` itself sees the gradient :math:`\varphi(x)\,g` and 1 + a times its decay. Any other optimizer sees the
     gradient as it is, and its step :math:`\Delta` becomes :math:`\varphi(x)\,\Delta`. Large weights learn faster, small ones
-    change their sign as freely as before. The bound b keeps a lengthened step at most that of the highest learning rate up to
-    now, and for Adam and AdamW twice that: large weights go on learning while the rate of the small ones falls. With
-    ``growth=0``, and for LBFGS and optimizers of ReWA, steps are the optimizer's own.
+    change their sign as freely as before. For Adam and AdamW a is 3, or less where what is added at the highest learning rate
+    up to now would be more than a tenth of the weight; b is infinite. For others a is 1, and b keeps a lengthened step at most
+    that of the highest rate: large weights go on learning while the rate of the small ones falls. With ``growth=0``, and for
+    LBFGS and optimizers of ReWA, steps are the optimizer's own.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
@@ -124,7 +124,8 @@ class Sparsifier:
         schedule: How the share of zeros rises in between: ``"cubic"`` (fast at first) or ``"linear"``.
         rules: Exceptions from which tensors are weights, as for :func:`rewa.param_groups`: ``{regular expression: None}`` keeps
             a tensor dense, ``{regular expression: {"sparse": True}}`` makes it sparse.
-        growth: What a weight of the usual size adds to its step, as a multiple: a; 1 unless given.
+        growth: What a weight of the usual size adds to its step, as a multiple: a, and at most that for Adam; 3 there and 1
+            elsewhere unless given.
         worth: Which weights are cut last: ``"gradient"``, those of large magnitude times gradient, or ``"magnitude"``. The
             default is the first, and for optimizers of ReWA the second. Gradual magnitude pruning is ``growth=0,
             worth="magnitude"``.
@@ -224,10 +225,8 @@ class Sparsifier:
         return self._growth.squares.get(param, worths.mean_square(self.optimizer.state.get(param, {}), param))
 
     def _checked_growth(self, growth: float | None) -> float:
-        if isinstance(self.optimizer, torch.optim.LBFGS) and growth is None:
-            return 0.0  # it learns the curvature from its own steps
         if not self._is_rewa:
-            return GROWTH if growth is None else float(growth)
+            return usual_growth(self.optimizer) if growth is None else float(growth)
         if growth:
             raise ValueError(
                 f"growth={growth} has no effect on {type(self.optimizer).__name__}, whose steps are ReWA's: leave it out"
@@ -388,16 +387,21 @@ class Sparsifier:
 
     def _grown(self, state: dict[str, Any]) -> list[Grown]:
         """The weights with what their next step may be lengthened by."""
-        most: dict[int, float] = {}
+        rates: dict[int, tuple[float, float]] = {}  # now, and the highest up to now
         for index, group in enumerate(self.optimizer.param_groups if self.growth else ()):
             rate = group.get("lr")
             lr = 1.0 if rate is None else float(rate)  # an optimizer may choose its own
             peak = state["peaks"][str(index)] = max(lr, state["peaks"].get(str(index), 0.0))
-            most |= dict.fromkeys(map(id, group["params"]), max(0.0, reach(self.optimizer) * peak / lr - 1) if lr > 0 else 0.0)
-        return [
-            Grown(param, state["sizes"].get(name, 0.0), self.growth, most.get(id(param), 0.0))
-            for name, param in self.weights.items()
-        ]
+            rates |= dict.fromkeys(map(id, group["params"]), (lr, peak))
+        grown = []
+        for name, param in self.weights.items():
+            size = state["sizes"].get(name, 0.0)
+            growth, most = self._bounds(size, *rates[id(param)]) if id(param) in rates else (self.growth, 0.0)
+            grown.append(Grown(param, size, growth, most))
+        return grown
+
+    def _bounds(self, size: float, lr: float, highest: float) -> tuple[float, float]:
+        return bounds(self.optimizer, growth=self.growth, size=size, lr=lr, highest=highest)
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -543,9 +547,12 @@ class Sparsifier:
         )
         kind = type(self.optimizer).__name__
         if self.growth:
+            bound = "at most that of the highest rate"
+            if isinstance(self.optimizer, NORMED):
+                bound = "what is added is at most a tenth of the weight"
             lines.append(
                 f"steps: a weight of usual size moves up to {1 + self.growth:g} times as far as under {kind} alone, one near "
-                f"zero as far, none further than at {reach(self.optimizer):g} times the highest rate (ReWA with p = 1)"
+                f"zero as far; {bound} (ReWA with p = 1)"
             )
         else:
             lines.append(f"steps: those of {kind}")

@@ -18,7 +18,7 @@ from rewa.experiments.result import How, Result
 from rewa.methods.method import Bound
 from rewa.methods.sparsifier import BoundSparsifying, Sparsifying
 from rewa.optim.cuts import Cuts
-from rewa.optim.growth import Grown, Growth
+from rewa.optim.growth import Grown, Growth, bounds
 from rewa.record import Run, provenance, read
 from rewa.reparam import grown, grown_gradient
 from rewa.sparsifier import Sparsifier
@@ -44,7 +44,7 @@ class Varied(Sparsifying):
         M: Adaptivity exponent of what is added; the penalty has p = 2 - M.
         floor: Share of the optimizer's step that every weight makes.
         floor_until: Share of the run at which the floor has fallen to zero, from a tenth of the run on; None: it stays.
-        reach: The bound of a lengthened step, as a multiple of the Sparsifier's.
+        reach: The bound of what is added to a step, as a multiple of the Sparsifier's.
         decay: Under SGD, what the optimizer's decay is multiplied by; None: the Sparsifier's.
         after_step: Whether the step of SGD is lengthened, and its decay with it, rather than its gradient.
         unit: ``"layer"``: the size s is each layer's; ``"model"``: one for all.
@@ -114,9 +114,9 @@ class _VariedSparsifier(Sparsifier):
             size = (squares / sum(weight.numel() for weight in self.weights.values())) ** 0.5
             state["sizes"] = dict.fromkeys(state["sizes"], size)
 
-    def _grown(self, state: dict[str, Any]) -> list[Grown]:
+    def _bounds(self, size: float, lr: float, highest: float) -> tuple[float, float]:
         times = self.method.reach
-        return [replace(one, most=max(0.0, times * (one.most + 1) - 1)) for one in super()._grown(state)]
+        return bounds(self.optimizer, growth=self.growth, size=size, lr=lr, highest=highest, times=times)
 
 
 class _VariedCuts(Cuts):
@@ -182,6 +182,7 @@ TASKS = (
     Task("CIFAR-10", replace(RECIPES["cifar10-cpu"], epochs=3), 0.98, (0.256, 0.512), 1),
     Task("GPT", replace(RECIPES["shakespeare-gpt"], epochs=1), 0.95, (4e-3, 8e-3), 1),
 )
+USUAL = {"sgd": 1.0, "adamw": 3.0}  # growth of the Sparsifier
 VARIANTS: dict[str, dict[str, Any]] = {
     "the Sparsifier": {},
     "no growth, cut by magnitude: GMP": {"growth": 0.0, "worth": "magnitude"},
@@ -191,7 +192,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SGD: decay as it is": {"decay": 1.0},
     "SGD: four times the decay": {"decay": 4.0},
     "growth 0.3": {"growth": 0.3},
+    "growth 1": {"growth": 1.0},
     "growth 3": {"growth": 3.0},
+    "growth 10": {"growth": 10.0},
     "half the bound": {"reach": 0.5},
     "twice the bound": {"reach": 2.0},
     "four times the bound": {"reach": 4.0},
@@ -232,7 +235,8 @@ class Ablation(Result):
         for seed in range(max(task.seeds for task in self.tasks)):
             for task in self.tasks:
                 for name in self.variants if seed < task.seeds else ():
-                    if name.startswith("SGD") and task.recipe.optimizer != "sgd":
+                    own = USUAL[task.recipe.optimizer]
+                    if (name.startswith("SGD") and task.recipe.optimizer != "sgd") or VARIANTS[name].get("growth") == own:
                         continue
                     for lr in task.rates:
                         method = Varied(strength=task.zeros, **VARIANTS[name])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 from rewa import native
 from rewa.optim import worth
@@ -31,11 +32,13 @@ from rewa.optim.optimizer import BLOCK, LOW_PRECISION
 from rewa.reparam import grown, grown_gradient
 from rewa.weights import full, local
 
-__all__ = ["MASTER", "Grown", "Growth", "reach", "smallest", "start_size"]
+__all__ = ["MASTER", "Grown", "Growth", "bounds", "smallest", "start_size", "usual_growth"]
 
 MASTER = "master"  # in the optimizer's state of a weight in low precision: its value in float32
 SOURCE = Path(__file__).with_name("growth.cpp")
 KNOWN = (SGD, Adam, AdamW)
+NORMED = (Adam, AdamW)  # their steps have the size of the rate; those of NAdam may be several times as long
+ADDED = 0.1  # of a weight, what its step may add under those
 REALS = {torch.float32: "float", torch.float64: "double"}
 POINTERS = ("x", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", worth.SQUARE)
 # struct Tensor of growth.cpp: numel and first chunk, a pointer for each of POINTERS, and its numbers.
@@ -44,14 +47,35 @@ ROW = struct.Struct(f"@2q{len(POINTERS)}P12d")
 Setting = tuple[Any, ...]  # what a kernel is compiled for
 
 
-def reach(optimizer: Optimizer) -> float:
-    """The bound of a lengthened step, in steps of the highest learning rate up to now.
+def usual_growth(optimizer: Optimizer) -> float:
+    """What a weight of the usual size adds to its step, as a multiple, where nobody says otherwise.
 
     Args:
-        optimizer: The optimizer. Adam's steps do not grow with the gradient, and are stable at twice its best rate; those of
-            others, NAdam among them, are not.
+        optimizer: The optimizer. LBFGS learns the curvature from its own steps, which must stay as they are.
     """
-    return 2.0 if isinstance(optimizer, Adam) else 1.0
+    return 0.0 if isinstance(optimizer, LBFGS) else 3.0 if isinstance(optimizer, NORMED) else 1.0
+
+
+def bounds(
+    optimizer: Optimizer, *, growth: float, size: float, lr: float, highest: float, times: float = 1.0
+) -> tuple[float, float]:
+    r"""What a weight of the usual size s adds to its step, and the most that any weight does, as multiples of the step.
+
+    A step of Adam is about as long as its learning rate, whatever the gradient. What is added to it is at most a tenth of the
+    weight, at the highest rate :math:`\hat\eta` up to now: for a weight of size s that is :math:`\min(a, 0.1\,s/\hat\eta)`. The
+    steps of others grow with the gradient: lengthened, they are at most those of the highest rate.
+
+    Args:
+        optimizer: The optimizer.
+        growth: The growth a that is asked for.
+        size: The usual magnitude s.
+        lr: The learning rate of this step.
+        highest: The highest one up to now.
+        times: By what the bound is multiplied.
+    """
+    if isinstance(optimizer, NORMED):
+        return min(growth, times * ADDED * size / highest) if highest > 0 else growth, math.inf
+    return growth, max(0.0, times * highest / lr - 1) if lr > 0 else 0.0
 
 
 def smallest(dtype: torch.dtype) -> float:
