@@ -45,33 +45,43 @@ def test_kernel_and_copy_make_the_same_steps(kind: str, dtype: torch.dtype, monk
     assert {key: sorted(state) for key, state in states[0].items()} == {key: sorted(state) for key, state in states[1].items()}
 
 
-def test_steps_are_lengthened_up_to_a_bound() -> None:
+@pytest.mark.parametrize("known", [True, False])  # by the kernel, and by a copy
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "nadam"])
+def test_steps_are_lengthened_up_to_a_bound(kind: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adam's by at most a tenth of the weight, at the highest rate up to now; others to that rate's own steps."""
-    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "nadam": torch.optim.NAdam}  # by the kernel, and by a copy
-    for kind, make_one in kinds.items():
-        model = nn.Linear(4, 1, bias=False)
-        with torch.no_grad():
-            model.weight.copy_(torch.tensor([[0.0, 0.1, -1.0, 4.0]]))
-        plain = copy.deepcopy(model)
-        made = [make_one(one.parameters(), lr=0.1) for one in (model, plain)]
-        sparsifier = rewa.Sparsifier(model, made[0], sparsity=0.5, steps=100)
-        size = sparsifier.state_dict()["sizes"]["weight"]
-        assert size == pytest.approx((17.01 / 3) ** 0.5)
-        highest = 0.0
-        for rate in (0.05, 0.1, 0.05, 0.025, 0.0, 0.2, 0.1):
-            highest = max(highest, rate)
-            plain.load_state_dict(model.state_dict())
-            before = plain.weight.detach().clone()
-            for one, optimizer in zip((model, plain), made, strict=True):
-                optimizer.param_groups[0]["lr"] = rate
-                one.weight.grad = torch.tensor([[1.0, -2.0, 3.0, 0.5]])
-                optimizer.step()
-            if kind == "adam":
-                factor = 1 + min(3, 0.1 * size / highest) * before.abs() / size
-            else:
-                factor = 1 + (before.abs() / size).clamp(max=highest / rate - 1 if rate else 0.0)
-            expected = before + factor * (plain.weight.detach() - before)
-            torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-12, atol=1e-14)
+    if not known:
+        monkeypatch.setattr("rewa.optim.growth._is_known", lambda *_: False)
+    kinds: dict[str, tuple[type[Optimizer], float]] = {
+        "sgd": (torch.optim.SGD, 0.0),
+        "adam": (torch.optim.Adam, 0.3),
+        "adamw": (torch.optim.AdamW, 0.3),
+        "nadam": (torch.optim.NAdam, 0.3),
+    }
+    make_one, weight_decay = kinds[kind]
+    model = nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.0, 0.1, -1.0, 4.0]]))
+    plain = copy.deepcopy(model)
+    made = [make_one(one.parameters(), lr=0.1, weight_decay=weight_decay) for one in (model, plain)]  # type: ignore[call-arg]
+    sparsifier = rewa.Sparsifier(model, made[0], sparsity=0.5, steps=100)
+    size = sparsifier.state_dict()["sizes"]["weight"]
+    assert size == pytest.approx((17.01 / 3) ** 0.5)
+    highest = 0.0
+    for rate in (0.05, 0.1, 0.05, 0.025, 0.0, 0.2, 0.1):
+        highest = max(highest, rate)
+        plain.load_state_dict(model.state_dict())
+        before = plain.weight.detach().clone()
+        for one, optimizer in zip((model, plain), made, strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+            one.weight.grad = torch.tensor([[1.0, -2.0, 3.0, 0.5]])
+            optimizer.step()
+        if kind.startswith("adam"):
+            factor = 1 + min(3, 0.1 * size / highest) * before.abs() / size
+        else:
+            factor = 1 + (before.abs() / size).clamp(max=highest / rate - 1 if rate else 0.0)
+        decay = rate * weight_decay * before if kind == "adamw" else 0.0  # stays beside
+        expected = before + factor * (plain.weight.detach() - before + decay) - decay
+        torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("known", [True, False])

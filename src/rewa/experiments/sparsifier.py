@@ -46,7 +46,7 @@ class Varied(Sparsifying):
         floor_until: Share of the run at which the floor has fallen to zero, from a tenth of the run on; None: it stays.
         reach: The bound of what is added to a step, as a multiple of the Sparsifier's.
         decay: Under SGD, what the optimizer's decay is multiplied by; None: the Sparsifier's.
-        after_step: Whether the step of SGD is lengthened, and its decay with it, rather than its gradient.
+        after_step: Whether the whole step is lengthened, and decay with it: that of SGD, and of AdamW.
         unit: ``"layer"``: the size s is each layer's; ``"model"``: one for all.
         scale: What the worth of a tensor's weights is changed by: ``"size"``, division by s; ``"lamp"``, the share in the
             squares of all that are worth more; ``""``, nothing.
@@ -86,6 +86,9 @@ class _VariedGrowth(Growth):
             time = (self.owner.done / self.owner.steps - 0.1) / (method.floor_until - 0.1)
             floor *= 1 - min(1.0, max(0.0, time))
         return {"size": one.size, "growth": one.growth, "M": method.M, "most": one.most, "floor": floor}
+
+    def _decay(self, group: dict[str, Any]) -> float:
+        return 0.0 if self.owner.method.after_step else super()._decay(group)
 
     def _lengthened(self, one: Grown, old: Tensor, move: Tensor) -> Tensor:
         return grown(old, move, **self._how(one))
@@ -189,6 +192,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cut by magnitude": {"worth": "magnitude"},
     "no growth": {"growth": 0.0},
     "SGD: steps lengthened, decay with them": {"after_step": True},
+    "AdamW: decay lengthened too": {"after_step": True},
     "SGD: decay as it is": {"decay": 1.0},
     "SGD: four times the decay": {"decay": 4.0},
     "growth 0.3": {"growth": 0.3},
@@ -235,8 +239,8 @@ class Ablation(Result):
         for seed in range(max(task.seeds for task in self.tasks)):
             for task in self.tasks:
                 for name in self.variants if seed < task.seeds else ():
-                    own = USUAL[task.recipe.optimizer]
-                    if (name.startswith("SGD") and task.recipe.optimizer != "sgd") or VARIANTS[name].get("growth") == own:
+                    optimizer, only = task.recipe.optimizer, name.partition(":")[0].lower()
+                    if only in {*USUAL} - {optimizer} or VARIANTS[name].get("growth") == USUAL[optimizer]:
                         continue
                     for lr in task.rates:
                         method = Varied(strength=task.zeros, **VARIANTS[name])

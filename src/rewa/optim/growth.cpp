@@ -85,8 +85,10 @@ static void step_chunk(const Tensor& t, int64_t begin, int64_t end) {
         buffer[i] = b;
         d = NESTEROV ? d + momentum * b : b;
 #endif
-        const real move = DECOUPLED ? -(decay * x + lr * d) : -(lr * d);
-        real x_new = x + (ADAM ? factor : real(1)) * move;
+        real x_new = x - (ADAM ? factor : real(1)) * lr * d;
+#if DECOUPLED
+        x_new -= decay * x;
+#endif
 #if CUTTING
         x_new = x_new == 0 ? TINY : x_new;  // by chance, not by a cut
         x_new = cut ? real(0) : x_new;

@@ -2,7 +2,8 @@ r"""Steps that large weights make longer: what :class:`rewa.Sparsifier` does to 
 
 For SGD the gradient is lengthened before the step (:func:`rewa.reparam.grown_gradient`), so that decay stays beside it. An
 optimizer that divides by the size of gradients would undo that. It is not asked what it is: its step :math:`\Delta` is the
-difference between the weights before and after it, and :func:`rewa.reparam.grown` lengthens that. Both need a copy, of
+difference between the weights before and after it, and :func:`rewa.reparam.grown` lengthens that, all but AdamW's decay. Both
+need a copy, of
 gradients or weights, for as long as the step takes. On a CPU one kernel makes the steps of torch's SGD, Adam and AdamW in one
 pass over memory, without a copy.
 
@@ -119,6 +120,7 @@ class _Before:
     x: Tensor | None  # None where only the zeros matter
     zero: Tensor | None  # which were cut; None before the first cut
     low: tuple[Tensor, Tensor | None] | None  # of a weight in low precision: its storage and gradient
+    decay: float = 0.0  # what the step takes off the weight itself, as a share of it
     grad: Tensor | None = None  # its gradient, where the optimizer sees a longer one
     longer: Tensor | None = None
     version: int = 0  # of the longer one, when it was made
@@ -174,7 +176,7 @@ class Growth:
             x = local(param.detach())
             zero = x == 0 if cutting else None
             copied = one.growth and not self._takes_gradients
-            self.kept.append(_Before(one, x.clone() if copied else None, zero, low))
+            self.kept.append(_Before(one, x.clone() if copied else None, zero, low, self._decay(group)))
         self.mask()
         for before in self.kept if self._takes_gradients else ():
             if before.one.growth and before.one.param.grad is not None:
@@ -226,7 +228,8 @@ class Growth:
             one, x = before.one, local(before.one.param.detach())
             for now, old, zero in _blocks(x, before.x, before.zero):
                 if old is not None:
-                    now.copy_(self._lengthened(one, old, now - old))
+                    decay = before.decay * old
+                    now.copy_(self._lengthened(one, old, now - old + decay).sub_(decay))
                 if zero is not None:
                     now.masked_fill_(now == 0, smallest(x.dtype)).masked_fill_(zero, 0)
             grad = one.param.grad if before.grad is None else before.grad
@@ -283,6 +286,11 @@ class Growth:
 
     def _decoupled(self, group: dict[str, Any]) -> bool:
         return bool(group.get("decoupled_weight_decay", type(self.optimizer) is AdamW))
+
+    def _decay(self, group: dict[str, Any]) -> float:
+        """What a step takes off each weight beside the gradient's part, as a share of the weight; 0 where that is not known."""
+        decoupled = self.is_known and "betas" in group and self._decoupled(group)
+        return float(group["lr"]) * float(group["weight_decay"]) if decoupled else 0.0
 
     def _kernel_for(self, group: dict[str, Any], param: Tensor) -> bool:
         return _kernel(*self._setting(group, param)) is not None
