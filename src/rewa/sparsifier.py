@@ -98,11 +98,11 @@ class Sparsifier:
     .. math:: \varphi(x) = 1 + \min(a\,|x|/s,\, b)
 
     ``torch.optim.SGD`` itself sees the gradient :math:`\varphi(x)\,g` and 1 + a times its decay. Any other optimizer sees the
-    gradient as it is, and its step :math:`\Delta`, without AdamW's decay, becomes :math:`\varphi(x)\,\Delta`. Large weights learn
-    faster, small ones change their sign as freely as before. For Adam and AdamW a is 3, or less where what is added at the
-    highest learning rate up to now would be more than a tenth of the weight; b is infinite. For others a is 1, and b keeps a
-    lengthened step at most that of the highest rate: large weights go on learning while the rate of the small ones falls.
-    With ``growth=0``, and for LBFGS and optimizers of ReWA, steps are the optimizer's own.
+    gradient as it is, and its step :math:`\Delta`, without AdamW's decay, becomes :math:`\varphi(x)\,\Delta`. Large weights
+    learn faster, small ones change their sign as freely as before. For Adam and AdamW a is 3, or less where what is added at
+    the highest learning rate up to now would be more than a tenth of the weight; b is infinite. For others a is 1, and b
+    keeps a lengthened step at most that of the highest rate: large weights go on learning while the rate of the small ones
+    falls. With ``growth=0``, and for LBFGS and optimizers of ReWA, steps are the optimizer's own.
 
     Steps are counted when the optimizer makes them: those that a GradScaler skips, and the backward passes of an accumulated
     gradient, are none. The state is a part of the optimizer's: save and load model and optimizer as always, and make the
