@@ -142,6 +142,19 @@ def test_only_what_has_weights_is_measured(tmp_path):
     assert "Packed file" not in (tmp_path / "table.md").read_text()
 
 
+def test_a_comparison_of_language_models(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    (tmp_path / "tinyshakespeare").mkdir()
+    (tmp_path / "tinyshakespeare" / "input.txt").write_text("To be, or not to be. " * 150)
+    small = {"context": 16, "layers": 1, "heads": 2, "width": 8, "epochs": 1, "compressions": (1, 5)}
+    methods = (Contender(method="gmp", strengths=(0.8,)), Contender(method="sparsifier", strengths=(0.8,), rates=(1e-3, 1e-2)))
+    sweep = Sweep(recipe=replace(RECIPES["shakespeare-gpt"], **small), methods=methods, seeds=2)
+    SweepResult(line="two", sweep=sweep, table=(5.0,)).run(tmp_path / "out", How(workers=1, root=tmp_path))
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert text.startswith("Test loss, mean ± standard deviation over the seeds:")
+    assert len(json.loads((tmp_path / "out" / "models.json").read_text())["deployed"]) == 2
+
+
 def test_how_far_weights_shrank_is_measured_beside_the_prediction(tmp_path):
     torch.set_default_dtype(torch.float32)
     recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=2, compressions=(1, 2))

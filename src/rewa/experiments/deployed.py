@@ -58,7 +58,7 @@ def deploy(choice: Chosen, recipe: Recipe, data: Data, *, rounds: int = 25) -> d
     dense.load_state_dict(load_file(choice.run.folder / TRAINED))
     batches = calibration(data, recipe, choice.run.seed, recipe.batch_size)
     model = cut_at(dense, choice.point.threshold, [inputs for inputs, _ in batches]).eval()
-    x = torch.randn(BATCH, *data.example_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    x, _ = next(data.evaluation("validation", batch_size=BATCH, limit=BATCH))
     small = shrink(model, x, report=None)
     with tempfile.TemporaryDirectory() as folder:
         file_bytes = save_packed(small, Path(folder, "model.rewa")).size
