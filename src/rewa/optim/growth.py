@@ -3,9 +3,8 @@ r"""Steps that large weights make longer: what :class:`rewa.Sparsifier` does to 
 For SGD the gradient is lengthened before the step (:func:`rewa.reparam.grown_gradient`), so that decay stays beside it. An
 optimizer that divides by the size of gradients would undo that. It is not asked what it is: its step :math:`\Delta` is the
 difference between the weights before and after it, and :func:`rewa.reparam.grown` lengthens that, all but AdamW's decay. Both
-need a copy, of
-gradients or weights, for as long as the step takes. On a CPU one kernel makes the steps of torch's SGD, Adam and AdamW in one
-pass over memory, without a copy.
+need a copy, of gradients or weights, for as long as the step takes. On a CPU one kernel makes the steps of torch's SGD, Adam
+and AdamW in one pass over memory, without a copy.
 
 A weight that is exactly zero once cutting has begun was cut, and stays zero; one that comes to zero by chance gets the smallest
 normal number instead. So the zeros are the mask, and no other is stored.
@@ -33,7 +32,7 @@ from rewa.optim.optimizer import BLOCK, LOW_PRECISION
 from rewa.reparam import grown, grown_gradient
 from rewa.weights import full, local
 
-__all__ = ["MASTER", "Grown", "Growth", "bounds", "smallest", "start_size", "usual_growth"]
+__all__ = ["MASTER", "NORMED", "Grown", "Growth", "bounds", "smallest", "start_size", "usual_growth"]
 
 MASTER = "master"  # in the optimizer's state of a weight in low precision: its value in float32
 SOURCE = Path(__file__).with_name("growth.cpp")
@@ -228,8 +227,7 @@ class Growth:
             one, x = before.one, local(before.one.param.detach())
             for now, old, zero in _blocks(x, before.x, before.zero):
                 if old is not None:
-                    decay = before.decay * old
-                    now.copy_(self._lengthened(one, old, now - old + decay).sub_(decay))
+                    now.copy_(self._stepped(before, old, now - old))
                 if zero is not None:
                     now.masked_fill_(now == 0, smallest(x.dtype)).masked_fill_(zero, 0)
             grad = one.param.grad if before.grad is None else before.grad
@@ -243,6 +241,13 @@ class Growth:
             if worth.mean_square(self.optimizer.state[param], param) is None:
                 self.optimizer.state[param][worth.SQUARE] = square
         self.squares = {}
+
+    def _stepped(self, before: _Before, old: Tensor, move: Tensor) -> Tensor:
+        """A weight after its lengthened step; decay that the step has beside the gradient's part is not lengthened."""
+        if not before.decay:
+            return self._lengthened(before.one, old, move)
+        decay = before.decay * old
+        return self._lengthened(before.one, old, move + decay).sub_(decay)
 
     def _lengthened(self, one: Grown, old: Tensor, move: Tensor) -> Tensor:
         return grown(old, move, size=one.size, growth=one.growth, most=one.most)
