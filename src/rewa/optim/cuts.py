@@ -16,7 +16,11 @@ from rewa.optim.worth import worth
 from rewa.sparsity import count
 from rewa.weights import full, local, reshard, sharded_like
 
-__all__ = ["Cuts"]
+__all__ = ["Cuts", "Diverged"]
+
+
+class Diverged(RuntimeError):
+    """A weight is infinite or not a number; the message says which, and after how many steps."""
 
 
 class Cuts:
@@ -66,7 +70,7 @@ class Cuts:
         reshard(self.model)
         for name, param in self.weights.items():
             if not bool(full(param.detach().isfinite().all())):
-                raise RuntimeError(f"{name!r} is not finite after {state['done']:,} steps: training diverged; lower its lr")
+                raise Diverged(f"{name!r} is not finite after {state['done']:,} steps: training diverged; lower its lr")
         before, taken = state["share"], {}
         for pool, number in zip(self.pools, zeros, strict=True):
             params = [self.weights[name] for name in pool.names]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rewa.optim.cuts import Diverged
 from rewa.record import UNKNOWN, BeganWith, Continuation, Epoch, Final, Histogram, Run, Timing, provenance
 from rewa.sparsity import count, histogram, prunable, summary, whole
 from rewa.train.checkpoint import Checkpoint
@@ -173,12 +174,11 @@ class _Course:
         started = time.perf_counter()
         try:
             row = self.trainer.epoch(self._save_if_asked_to_stop)
-        except NotFinite as error:
+        except (NotFinite, Diverged) as error:
             self._write("failed", reason=str(error))
-            raise TrainingError(
-                f"{error}: lower lr={self.recipe.lr:g} or strength={self.job.method.strength:g}, or set clip_norm; "
-                f"the last checkpoint in {self.folder.path} is from before"
-            ) from None
+            remedy = f"lower lr={self.recipe.lr:g} or strength={self.job.method.strength:g}, or set clip_norm"
+            told = str(error) if isinstance(error, Diverged) else f"{error}: {remedy}"
+            raise TrainingError(f"{told}; the last checkpoint in {self.folder.path} is from before") from None
         self.rows.append(row)
         self.timing = replace(self.timing, epoch_seconds=(*self.timing.epoch_seconds, time.perf_counter() - started))
         self.watch.epoch(row)
