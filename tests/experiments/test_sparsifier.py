@@ -69,6 +69,10 @@ def test_a_variant_that_diverges_has_a_cell_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(VARIANTS, "cut by LAMP", {"growth": 1e30, "reach": 1e30})
     SPARSIFIER.run(tmp_path, How(quick=True, workers=1))
     assert "| cut by LAMP | diverges |" in (tmp_path / "sparsifier.md").read_text()
+    record = next((tmp_path / "runs").glob("*LAMP*/record.json"))
+    before = record.stat().st_mtime_ns
+    SPARSIFIER.run(tmp_path, How(quick=True, workers=1))
+    assert record.stat().st_mtime_ns == before, "it is not tried again"
 
 
 def test_the_usual_growth_is_the_sparsifiers():

@@ -19,7 +19,7 @@ from rewa.methods.method import Bound
 from rewa.methods.sparsifier import BoundSparsifying, Sparsifying
 from rewa.optim.cuts import Cuts
 from rewa.optim.growth import Grown, Growth, bounds
-from rewa.record import Run, provenance, read
+from rewa.record import Run, provenance, read, read_run
 from rewa.reparam import grown, grown_gradient
 from rewa.sparsifier import Sparsifier
 from rewa.train.attempts import Failure
@@ -261,7 +261,10 @@ class Ablation(Result):
         jobs, failures = list(study.jobs()), list[Failure]()
         if not how.trained:
             how.progress.stage(f"training {len(jobs)} networks", 1)
-            failures = run_local([job for *_, job in jobs], out / "runs", workers=how.workers or 2, root=how.root)
+            before = {job.folder_name: read_run(out / "runs" / job.folder_name) for *_, job in jobs}
+            # To diverge is an outcome, too.
+            left = [job for *_, job in jobs if (run := before[job.folder_name]) is None or run.status != "failed"]
+            failures = run_local(left, out / "runs", workers=how.workers or 2, root=how.root)
             how.progress.advance()
         found = {run.name: run for run in read(out / "runs")}
         diverged = {name for name, run in found.items() if run.status == "failed"}
