@@ -331,7 +331,9 @@ def test_published_leads_are_the_records(name, result):
     }
 
 
-@pytest.mark.parametrize(("name", "count"), [("synthetic", 5), ("estimators", 8), ("comparison-protocol", 10), ("sparsifier", 1)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("synthetic", 5), ("estimators", 8), ("comparison-protocol", 10), ("sparsifier", 1)]
+)
 def test_tables_of_a_page_are_the_records(name, count):
     """Below a comment that names a file of results, the page has tables of that file, word for word."""
     page = (ROOT / "docs" / f"{name}.md").read_text()
