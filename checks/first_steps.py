@@ -28,17 +28,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import Tensor
 from torch.optim import Optimizer
 
 from rewa.methods.method import Bound
 from rewa.record import provenance
 from rewa.sparsity import prunable
+from rewa.train.cost import kept_bytes, loss_of
 from rewa.train.data import AUGMENTATION, Batch, Data, Shard, mix, seeded
-from rewa.train.evaluate import losses
 from rewa.train.job import Job, job, load_data, new_model
-from rewa.train.numeric import Numeric, choose
+from rewa.train.numeric import choose
 from rewa.train.recipes import RECIPES, Recipe
 from rewa.train.trainer import NOISE
 
@@ -87,13 +86,6 @@ def bound(run: Job, data: Data) -> Bound[Any]:
     return method.bind(new_model(recipe, data, run.seed), plan)
 
 
-def forward(model: nn.Module, batch: Batch, recipe: Recipe, numeric: Numeric) -> Tensor:
-    """The loss."""
-    with numeric.autocast():
-        logits = model(numeric.place(batch[0]))
-    return losses(logits, batch[1], recipe.label_smoothing)[0]
-
-
 def algorithm_1(x: Any, grad: Any, buffer: Any, group: dict[str, Any]) -> Any:
     """One step with momentum and coupled decay, slow and obvious."""
     K, M, eps = group["K"], group["M"], group["eps"]
@@ -131,7 +123,7 @@ def first_steps(run: Job, data: Data, steps: int, batch: int) -> dict[str, Any]:
         torch.manual_seed(mix(run.seed, step, 0, NOISE))
         method.before_forward(step)
         optimizer.zero_grad()
-        loss = forward(model, inputs, recipe, numeric)
+        loss = loss_of(model, inputs, recipe, numeric)
         penalty = method.penalty()
         torch.autograd.backward(loss if penalty is None else loss + penalty)
         method.before_step(step)
@@ -145,21 +137,6 @@ def first_steps(run: Job, data: Data, steps: int, batch: int) -> dict[str, Any]:
     return row | {"weight_bytes": weights, "gradient_bytes": weights, "state_bytes": sum(value.nbytes for value in state)}
 
 
-def kept_bytes(model: nn.Module, batch: Batch, recipe: Recipe, numeric: Numeric) -> int:
-    """What autograd keeps for the backward pass, every storage once, the weights not counted."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = forward(model, batch, recipe, numeric)
-    own = {param.untyped_storage().data_ptr() for param in model.parameters()}
-    del loss  # only now: while the graph lives, no two storages have one address
-    return sum(size for address, size in kept.items() if address not in own)
-
-
 def gradient(run: Job, data: Data, batch: int, kind: str) -> tuple[dict[str, Tensor], int]:
     """The first gradient of each layer, and the bytes of activations at the recipe's batch."""
     recipe, numeric = run.recipe, choose(CPU, "bfloat16" if kind == "bfloat16" else "float32")
@@ -167,7 +144,7 @@ def gradient(run: Job, data: Data, batch: int, kind: str) -> tuple[dict[str, Ten
     if kind == "rounded":
         model, inputs = model.bfloat16().float(), inputs.bfloat16().float()
     weights = prunable(model)
-    grads = torch.autograd.grad(forward(model, (inputs, targets), recipe, numeric), [*weights.values()])
+    grads = torch.autograd.grad(loss_of(model, (inputs, targets), recipe, numeric), [*weights.values()])
     last = (next(batches(recipe, data, count, recipe.epochs - 1)) for count in (batch // 2, batch))
     small, large = (kept_bytes(model, inputs, recipe, numeric) for inputs in last)
     kept = large + (large - small) / (batch - batch // 2) * (recipe.batch_size - batch)

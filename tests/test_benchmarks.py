@@ -13,6 +13,7 @@ import deploy
 import optimizer_step
 import reference
 import synthetic
+import training_step
 from eager import eager_step
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,16 @@ def test_the_eager_step_is_algorithm_1(eps):
     for grad in grads:
         eager_step([param], [y], [torch.from_numpy(grad)], [buffer], **setting)
     np.testing.assert_allclose(param.numpy(), reference.algorithm_1(x, grads, **setting))
+
+
+def test_training_step(capsys):
+    words = ("digits", "--steps", "2", "--warmup", "1", "--set", "model=mlp", "--set", "hidden=20")
+    (row,) = json.loads(printed(capsys, training_step, *words, "--json"))["rows"]
+    assert row["operations_per_step"] == 64 * (2 * 2 * 64 * 20 + 3 * 2 * 20 * 10)  # of the images nobody wants a gradient
+    assert sum(row[key] for key in row if key.startswith("share_")) == pytest.approx(1)
+    assert row["seconds_per_epoch"] == pytest.approx(row["ms_per_step"] / 1000 * (1077 // 64))
+    assert row["limit_per_second"] > 0
+    assert "of a matrix product's" in printed(capsys, training_step, *words)
 
 
 def test_optimizer_step(capsys):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from rewa.deploy.packed import save_packed
 from rewa.experiments import RESULTS
-from rewa.experiments.comparison import SweepResult, repeated, whole
+from rewa.experiments.comparison import Rules, SweepResult, best_rates, middles, repeated, whole
 from rewa.experiments.digits import DIGITS_METHODS
 from rewa.experiments.result import How
 from rewa.methods import make, names
@@ -241,11 +241,56 @@ def test_the_contest_for_the_front_is_repeated_first(tmp_path):
     more = Job(recipe=recipe, method=make("dense", strength=2e-4))
     train_to((98.9, 60.0), more, tmp_path)
     (both,) = compare(read([tmp_path]))
-    again = repeated(both, [*jobs, more], (1, 10), 2, margin=0.4)
+    again = repeated(both, [*jobs, more], (1, 10), 2, Rules(margin=0.4))
     assert [job.method.label for job in again] == [*order[:3], "dense", *order[3:]]
     # What is more than a point and a half behind everywhere is not repeated.
-    again = repeated(comparison, jobs, (1, 10), 2, within=1.5)
+    again = repeated(comparison, jobs, (1, 10), 2, Rules(within=1.5))
     assert [job.method.label for job in again] == ["dense", "rewa", "l1"]
+    again = repeated(comparison, jobs, (1, 10), 2, Rules(methods=("spred", "l1")))
+    assert [job.method.label for job in again] == ["l1", "spred"]
+
+
+def test_only_the_best_rate_goes_on_to_other_strengths(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1, 10))
+    contenders = (
+        Contender(method="l1", strengths=(1e-4, 2e-4, 3e-4), rates=(0.1, 0.2)),
+        Contender(method="l1", strengths=(5e-5,), rates=(0.4,)),  # the same method: one line, with strengths for this rate
+        Contender(method="dense", strengths=(1e-4, 2e-4)),
+    )
+    jobs = Sweep(recipe=recipe, methods=contenders, seeds=1).jobs()
+
+    def told(jobs):
+        return [(job.method.label, job.recipe.lr, job.method.strength) for job in jobs]
+
+    trials = [("l1", 0.1, 2e-4), ("l1", 0.2, 2e-4), ("l1", 0.4, 5e-5), ("dense", 0.1, 1e-4)]
+    assert sorted(told(middles(jobs))) == sorted(trials)
+    accuracies = {0.1: (99.0, 60.0), 0.2: (98.0, 61.0), 0.4: (97.0, 50.0)}
+    for job in middles(jobs):
+        train_to(accuracies[job.recipe.lr], job, tmp_path)
+    (comparison,) = compare(read([tmp_path]))
+    found = told(best_rates(comparison, jobs, 10))
+    assert found[:4] == told(middles(jobs))
+    assert sorted(found[4:]) == [("dense", 0.1, 2e-4), ("l1", 0.2, 1e-4), ("l1", 0.2, 3e-4)]
+    assert {rate for label, rate, _ in told(best_rates(comparison, jobs, 1))[4:] if label == "l1"} == {0.1}
+    result = SweepResult(line="x", sweep=Sweep(recipe=recipe, methods=contenders, seeds=1), table=(1.0, 10.0), rates_at=10.0)
+    result.run(tmp_path / "whole", How(workers=1))
+    assert len(list((tmp_path / "whole" / "runs").glob("digits*"))) in (5, 6, 7)
+
+
+def test_a_comparison_for_a_gpu_tells_its_cost_and_refuses_a_cpu(tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1,))
+    sweep = Sweep(recipe=recipe, methods=("l1",), strengths=(1e-3, 1e-2), seeds=1)
+    result = SweepResult(line="x", sweep=sweep, needs_gpu=True)
+    with pytest.raises(ValueError, match=r"takes a GPU, and there is none: at most 2 runs of .* operations and 0.0 GB"):
+        result.run(tmp_path, How(workers=1))
+    assert not (tmp_path / "runs").exists()
+    result.run(tmp_path, How(workers=1, device="cpu"))
+    assert len(list((tmp_path / "runs").glob("digits*"))) == 2
+    with pytest.raises(ValueError, match="at most 0 runs"):
+        result.run(tmp_path, How(workers=1))
 
 
 def test_what_validation_data_do_not_tell_apart_is_repeated(tmp_path):
@@ -257,8 +302,8 @@ def test_what_validation_data_do_not_tell_apart_is_repeated(tmp_path):
     (comparison,) = compare(read([tmp_path]))
     # At 1x the first, and the second within 0.4 of it; at 10x the second, and the third.
     assert [job.method.strength for job in repeated(comparison, jobs, (1,), 2)] == [1e-4]
-    assert [job.method.strength for job in repeated(comparison, jobs, (1,), 2, margin=0.4)] == [1e-4, 2e-4]
-    assert [job.method.strength for job in repeated(comparison, jobs, (10,), 2, margin=0.4)] == [2e-4, 3e-4]
+    assert [job.method.strength for job in repeated(comparison, jobs, (1,), 2, Rules(margin=0.4))] == [1e-4, 2e-4]
+    assert [job.method.strength for job in repeated(comparison, jobs, (10,), 2, Rules(margin=0.4))] == [2e-4, 3e-4]
 
 
 def test_a_seed_counts_when_all_that_is_repeated_of_a_method_is_done(tmp_path):

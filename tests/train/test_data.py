@@ -31,10 +31,11 @@ def some_text(context=5):
     return Text("made-up", text="".join(letters), context=context)
 
 
-@pytest.fixture(params=["images", "plain", "resized", "text", "folder"])
+@pytest.fixture(params=["images", "alternating", "plain", "resized", "text", "folder"])
 def any_data(request, folder):
     return {
         "images": lambda: some_images(augment=True),
+        "alternating": lambda: some_images(augment=True, shift=2, flips="alternating"),
         "plain": lambda: some_images(channels=1),
         "resized": lambda: some_images(augment=True, resize=12),
         "text": some_text,
@@ -278,6 +279,39 @@ def test_augmentation_against_loops():
             wanted = (wanted - made.mean) / made.std
             torch.testing.assert_close(x[i].double(), wanted.double(), atol=1e-5, rtol=1e-5)
     assert len(moved) > 30
+
+
+def test_alternating_flips_mirror_one_half_and_then_the_other():
+    made = some_images(augment=True, shift=1, flips="alternating")
+    pixels, _ = made.splits["train"]
+    normal = (pixels.float() - made.mean) / made.std
+    mirrored = []
+    for epoch in range(3):
+        order = torch.randperm(50, generator=torch.Generator().manual_seed(mix(3, epoch, 1)))
+        seen = torch.zeros(50, dtype=torch.bool)
+        images = torch.cat([x for x, _ in made.batches(epoch, seed=3, batch_size=10)])
+        for index, image in zip(order.tolist(), images, strict=True):
+            inner = image[:, 1:-1, 1:-1]  # whatever the crop, this is of the image
+            views = {flip: (normal[index].flip(-1) if flip else normal[index]) for flip in (False, True)}
+            found = [
+                flip
+                for flip, view in views.items()
+                for top in range(3)
+                for left in range(3)
+                if torch.allclose(inner, view[:, top : top + 6, left : left + 6])
+            ]
+            assert len(found) == 1
+            seen[index] = found[0]
+        mirrored.append(seen)
+    assert 10 < int(mirrored[0].sum()) < 40
+    assert torch.equal(mirrored[1], ~mirrored[0])
+    assert torch.equal(mirrored[2], mirrored[0])
+
+
+@pytest.mark.parametrize("options", [{"shift": 0}, {"flips": "never"}])
+def test_wrong_augmentation(options):
+    with pytest.raises(ValueError, match="Invalid shift or flips"):
+        some_images(augment=True, **options)
 
 
 def test_evaluation_is_not_augmented():

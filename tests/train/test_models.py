@@ -320,7 +320,7 @@ def test_every_weight_is_used_in_its_modules_forward():
 
 
 def test_every_model_is_built_here():
-    assert set(MODELS) == {"cnn", "gpt", "lenet", "mlp", "resnet18", "resnet20", "resnet50"}
+    assert set(MODELS) == {"cnn", "fastnet", "gpt", "lenet", "mlp", "resnet18", "resnet20", "resnet50"}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from rewa import report
 from rewa.experiments import deployed, shrinkage, standings
 from rewa.experiments.deployed import Deployed, has_weights
@@ -23,12 +25,34 @@ from rewa.methods.rewa import ReWA
 from rewa.record import provenance
 from rewa.report import Comparison, Run
 from rewa.report.tables import Chosen, choose
+from rewa.train.cost import run_cost
 from rewa.train.job import Job, load_data
+from rewa.train.run_folder import RunFolder
 from rewa.train.sweep import Sweep, run_jobs
 
-__all__ = ["SweepResult", "repeated", "whole"]
+__all__ = ["Rules", "SweepResult", "best_rates", "middles", "repeated", "whole"]
 
 MODELS = "models.json"
+GPU_SPEED = 6e13  # operations a second, a fifth of an A100's bfloat16 peak
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which runs of the first seed are worth repeating with others.
+
+    Args:
+        within: Methods that are further behind the best at every compression are not repeated.
+        margin: Runs that are at most so far behind the chosen one of their method are repeated, too: some thousand validation
+            images do not tell them apart.
+        methods: Names of methods that are repeated; None for all.
+    """
+
+    within: float = math.inf
+    margin: float = 0.0
+    methods: tuple[str, ...] | None = None
+
+
+ALL = Rules()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +63,10 @@ class SweepResult(Result):
         sweep: What is trained.
         table: Compressions for which the first seed's runs decide, on validation data, which strengths the other seeds repeat,
             see :func:`repeated`. Empty for all strengths with all seeds.
-        within: How far behind the best a method may be, at the compression where it comes closest, to be repeated at all.
-        margin: How far behind a method's best strength another may be at a compression to be repeated, too.
+        rules: Which of the first seed's runs are repeated.
+        rates_at: A compression at which the first seed compares the learning rates of each method, with its middle strength,
+            see :func:`best_rates`; only the best goes on to other strengths. None for all strengths with all rates.
+        needs_gpu: Whether its runs are too long for a CPU: then the cost is told first, and the memory of the GPU checked.
         judged_on: What the first table shows: ``"test"``, or ``"validation"`` where the comparison is itself a choice.
     """
 
@@ -49,8 +75,9 @@ class SweepResult(Result):
     quick: bool = True
     sweep: Sweep
     table: tuple[float, ...] = ()
-    within: float = math.inf
-    margin: float = 0.0
+    rules: Rules = ALL
+    rates_at: float | None = None
+    needs_gpu: bool = False
     judged_on: str = "test"
 
     def run(self, out: Path, how: How) -> list[Path]:
@@ -70,12 +97,16 @@ class SweepResult(Result):
         do = partial(run_jobs, out=runs, show=how.progress.sweep, root=how.root, device=how.device, workers=how.workers)
         if not how.trained:
             jobs = self.sweep.jobs(how.root, how.download)
+            if self.needs_gpu:
+                self._tell_cost(jobs, runs, how)
             if self.table:
                 first = [job for job in jobs if job.seed == 0]
+                if self.rates_at is not None:
+                    do(trials := middles(first))
+                    first = best_rates(_of(runs, trials), first, self.rates_at)
                 do(first)
-                done = {job.folder_name for job in first}
-                comparison = _only(runs, [run for run in report.read([runs]) if run.folder.name in done])
-                jobs = [*first, *repeated(comparison, first, self.table, self.sweep.seeds, self.within, self.margin)]
+                again = repeated(_of(runs, first), first, self.table, self.sweep.seeds, self.rules)
+                jobs = [*first, *again]
             do(jobs)
         if self.table:
             self._measure(out, how)
@@ -83,7 +114,28 @@ class SweepResult(Result):
 
     def small(self) -> SweepResult:
         """The quick version: two methods, an epoch, a seed, and one compression to choose for."""
-        return dataclasses.replace(self, sweep=self.sweep.small(), table=self.table[:1])
+        return dataclasses.replace(self, sweep=self.sweep.small(), table=self.table[:1], needs_gpu=False)
+
+    def _tell_cost(self, jobs: Sequence[Job], runs: Path, how: How) -> None:
+        """Say what the runs will take, and refuse a device that cannot carry them."""
+        recipe, data = self.sweep.recipe, load_data(self.sweep.recipe, how.root, how.download)
+        device = torch.device(how.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        records = (RunFolder(runs / job.folder_name).read() for job in jobs)
+        done = sum(record is not None and record.finished for record in records)
+        cost, left = run_cost(recipe, data, device), len(jobs) - done
+        words = f"at most {left} runs of {cost.operations:.2g} operations and {cost.memory / 1e9:.1f} GB"
+        hours = left * cost.operations / GPU_SPEED / 3600
+        how.progress.stage(f"{words}: {hours:.0f} hours and more on a GPU that makes {GPU_SPEED:.0e} a second", 1)
+        how.progress.advance()
+        if device.type == "cpu" and how.device is None:
+            raise ValueError(
+                f"this takes a GPU, and there is none: {words}. Results for CPUs are in `rewa list`; --device cpu insists"
+            )
+        if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < cost.memory:
+            raise ValueError(
+                f"{device} has {free / 1e9:.1f} GB free and a run takes {cost.memory / 1e9:.1f} GB: stop what else uses it, or "
+                "give another --device"
+            )
 
     def _measure(self, out: Path, how: How) -> None:
         """What takes the weights of the runs, for which records do not suffice: bytes, latency, and how far ReWA's shrank.
@@ -112,7 +164,7 @@ class SweepResult(Result):
     def _published(self, runs: Path) -> list[Run]:
         """The runs that the report shows: all but those of a seed that their method is not done with."""
         found = report.read([runs])
-        return whole(_only(runs, found), self.table, self.within, self.margin) if self.table else found
+        return whole(_only(runs, found), self.table, self.rules) if self.table else found
 
     def write(self, out: Path) -> list[Path]:
         """Write the report of the runs in ``out/runs``, and the numbers behind every cell of its tables.
@@ -207,6 +259,12 @@ def _only(folder: Path, runs: Sequence[Run]) -> Comparison:
     return found[0]
 
 
+def _of(folder: Path, jobs: Sequence[Job]) -> Comparison:
+    """The comparison of what these jobs trained."""
+    names = {job.folder_name for job in jobs}
+    return _only(folder, [run for run in report.read([folder]) if run.folder.name in names])
+
+
 def _numbers(comparison: Comparison) -> dict[str, Any]:
     """Each cell with the runs and thresholds that were chosen for it, seed by seed."""
     several = len({run.lr for run in comparison.runs}) > 1
@@ -243,13 +301,51 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
     return {"title": comparison.title, "metric": comparison.metric, "weights": weights, "cells": rows, "deployed": smallest}
 
 
+def _line(job: Job) -> tuple[str, str]:
+    """What its runs with other strengths, rates and seeds share."""
+    return job.method.label, ",".join(part for part in job.variant.split(",") if not part.startswith("lr="))
+
+
+def middles(jobs: Sequence[Job]) -> list[Job]:
+    """Of each method and learning rate the first job, which has the middle strength.
+
+    Args:
+        jobs: Those of one seed, as :meth:`Sweep.jobs` orders them.
+    """
+    first: dict[tuple[tuple[str, str], float], Job] = {}
+    for job in jobs:
+        first.setdefault((_line(job), job.recipe.lr), job)
+    return list(first.values())
+
+
+def best_rates(comparison: Comparison, jobs: Sequence[Job], compression: float) -> list[Job]:
+    """The jobs of each method with its best rate, after those that found it.
+
+    Args:
+        comparison: Of the runs of :func:`middles`.
+        jobs: All jobs of the seed.
+        compression: Where the runs are compared, on validation data. One that does not reach it is worse than all that do.
+    """
+    trials = middles(jobs)
+    worth: dict[str, float] = {}
+    for run in comparison.runs:
+        choice = choose((Chosen(run, point) for point in run.curve), compression)
+        worth[run.folder.name] = comparison.sign * choice.point.validation(comparison.metric) if choice else -math.inf
+    best: dict[tuple[str, str], Job] = {}
+    for job in trials:
+        other = best.setdefault(_line(job), job)
+        if worth[job.folder_name] > worth[other.folder_name]:
+            best[_line(job)] = job
+    kept = {(line, job.recipe.lr) for line, job in best.items()}
+    return [*trials, *(job for job in jobs if job not in trials and (_line(job), job.recipe.lr) in kept)]
+
+
 def repeated(
     comparison: Comparison,
     first: Sequence[Job],
     compressions: Sequence[float],
     seeds: int,
-    within: float = math.inf,
-    margin: float = 0.0,
+    rules: Rules = ALL,
 ) -> list[Job]:
     """The runs of the further seeds: those that the first seed's validation data chose for one of the compressions.
 
@@ -263,13 +359,11 @@ def repeated(
         first: Those.
         compressions: What counts.
         seeds: How many, the first among them.
-        within: Methods that are further behind the best at every compression are not repeated.
-        margin: Runs that are at most so far behind the chosen one of their method are repeated, too: some thousand validation
-            images do not tell them apart.
+        rules: Which are worth it.
     """
     by_name = {job.folder_name: job for job in first}
     methods = defaultdict[str, list[Job]](list)
-    for run in _chosen(comparison, compressions, within, margin):
+    for run in _chosen(comparison, compressions, rules):
         methods[comparison.labels[str(run.folder)]].append(by_name[run.folder.name])
     order = list(methods.values())
     threes = [order[start : start + 3] for start in range(0, len(order), 3)]
@@ -277,7 +371,7 @@ def repeated(
     return [dataclasses.replace(job, seed=seed) for seed in range(1, seeds) for job in jobs]
 
 
-def whole(comparison: Comparison, compressions: Sequence[float], within: float = math.inf, margin: float = 0.0) -> list[Run]:
+def whole(comparison: Comparison, compressions: Sequence[float], rules: Rules = ALL) -> list[Run]:
     """The runs of the first seed, and of each further one what is repeated of the methods that are done with it.
 
     A mean over seeds of which one had fewer strengths to choose from would be worse than what the method does. So methods may
@@ -286,8 +380,7 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
     Args:
         comparison: The comparison of all runs.
         compressions: As of :func:`repeated`.
-        within: As of :func:`repeated`.
-        margin: As of :func:`repeated`.
+        rules: As of :func:`repeated`.
     """
 
     def strengths(runs: Iterable[Run]) -> dict[tuple[str, int], set[tuple[float | None, float]]]:
@@ -297,7 +390,7 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
             found[comparison.labels[str(run.folder)], run.seed].add((run.strength, run.lr))
         return found
 
-    wanted = strengths(_chosen(comparison, compressions, within, margin))
+    wanted = strengths(_chosen(comparison, compressions, rules))
     done = strengths(run for run in comparison.runs if run.finished)
 
     def counts(run: Run) -> bool:
@@ -308,7 +401,7 @@ def whole(comparison: Comparison, compressions: Sequence[float], within: float =
     return [run for run in comparison.runs if counts(run)]
 
 
-def _chosen(comparison: Comparison, compressions: Sequence[float], within: float, margin: float) -> list[Run]:
+def _chosen(comparison: Comparison, compressions: Sequence[float], rules: Rules) -> list[Run]:
     """The runs of the first seed that are worth repeating, those of the methods nearest to the front first."""
     behind: dict[str, float] = {}
     chosen: list[tuple[str, Run]] = []  # with their methods
@@ -322,6 +415,7 @@ def _chosen(comparison: Comparison, compressions: Sequence[float], within: float
         for label, pairs in worth.items():
             top = max(value for value, _ in pairs)
             behind[label] = min(behind.get(label, math.inf), best - top)
-            chosen += [(label, run) for value, run in pairs if value >= top - margin]
-    order = sorted((one for one in chosen if behind[one[0]] <= within), key=lambda one: (behind[one[0]], one[0]))
+            chosen += [(label, run) for value, run in pairs if value >= top - rules.margin]
+    chosen = [one for one in chosen if rules.methods is None or one[1].method in rules.methods]
+    order = sorted((one for one in chosen if behind[one[0]] <= rules.within), key=lambda one: (behind[one[0]], one[0]))
     return list({run.folder: run for _, run in order}.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rewa.experiments.cifar10 import TABLE, ZEROS
-from rewa.experiments.comparison import SweepResult
+from rewa.experiments.comparison import Rules, SweepResult
 from rewa.train.recipes import RECIPES
 from rewa.train.sweep import Contender, Sweep
 
@@ -41,6 +41,5 @@ FASHION_MNIST = SweepResult(
         seeds=5,
     ),
     table=TABLE,
-    within=3.0,
-    margin=0.4,  # the standard error of 5,000 validation images
+    rules=Rules(within=3.0, margin=0.4),  # the standard error of 5,000 validation images
 )

@@ -30,6 +30,7 @@ class Plan:
         steps_per_epoch: Steps in an epoch.
         optimizer: The recipe's optimizer, ``"sgd"`` or ``"adamw"``.
         momentum: Momentum of SGD.
+        nesterov: Whether that is Nesterov's.
         betas: Betas of AdamW.
         weight_decay: The recipe's usual decay of weights, for the methods that do not shrink them by themselves.
     """
@@ -38,6 +39,7 @@ class Plan:
     steps_per_epoch: int
     optimizer: str = "sgd"
     momentum: float = 0.0
+    nesterov: bool = False
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
 
@@ -81,7 +83,7 @@ class Plan:
             groups: Parameter groups; the learning rate is set by the loop at every step.
         """
         kinds: dict[str, Callable[[], Optimizer]] = {
-            "sgd": lambda: torch.optim.SGD(groups, self.learning_rates[0], momentum=self.momentum),
+            "sgd": lambda: torch.optim.SGD(groups, self.learning_rates[0], momentum=self.momentum, nesterov=self.nesterov),
             "adamw": lambda: torch.optim.AdamW(groups, self.learning_rates[0], betas=self.betas, weight_decay=0.0),
         }
         if self.optimizer not in kinds:

@@ -86,7 +86,7 @@ class BoundReWA(Bound[Variant]):
         lr = self.plan.learning_rates[0]
         if self.plan.optimizer == "adamw":
             return ReWAAdamW(groups, lr, betas=self.plan.betas, fused=fused)
-        return ReWASGD(groups, lr, momentum=self.plan.momentum, fused=fused)
+        return ReWASGD(groups, lr, momentum=self.plan.momentum, nesterov=self.plan.nesterov, fused=fused)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,9 @@ __all__ = ["AUGMENTATION", "WHOLE", "Batch", "Data", "Images", "Shard", "Text", 
 Batch = tuple[Tensor, Tensor]
 
 SPLITS = ("train", "validation", "test")
-ORDER, AUGMENTATION = 1, 2  # what a seed is for; never 0, since SeedSequence does not tell (1,) from (1, 0)
-PADDING = 4  # of random crops, He et al. (CVPR 2016)
+ORDER, AUGMENTATION, MIRRORED = 1, 2, 5  # what a seed is for; never 0, since SeedSequence does not tell (1,) from (1, 0)
+SHIFT = 4  # of random crops, He et al. (CVPR 2016)
+FLIPS = ("random", "alternating")
 
 
 def mix(*numbers: int) -> int:
@@ -214,7 +215,10 @@ class Images(Data):
         validation: The same.
         test: The same.
         classes: Number of classes.
-        augment: Whether training images are cropped at random from a frame of 4 black pixels, and half of them mirrored.
+        augment: Whether training images are cropped at random from a frame of black pixels, and half of them mirrored.
+        shift: Width of that frame.
+        flips: ``"random"``, or ``"alternating"``: the half that is mirrored in an epoch is the one that was not in the last
+            (Jordan, 2024, arXiv:2404.00498).
         resize: Side that images are resized to, bilinearly; None leaves them.
         scaling: Mean and standard deviation of a pixel, 0 to 255; None for each channel's over the training images.
     """
@@ -228,12 +232,17 @@ class Images(Data):
         test: Batch,
         classes: int,
         augment: bool = False,
+        shift: int = SHIFT,
+        flips: str = "random",
         resize: int | None = None,
         scaling: tuple[float, float] | None = None,
     ) -> None:
         if resize is not None and resize < 1:
             raise ValueError(f"Invalid resize: {resize} (allowed: 1 and more, or None)")
+        if shift < 1 or flips not in FLIPS:
+            raise ValueError(f"Invalid shift or flips: {shift}, {flips!r} (allowed: 1 and more; {', '.join(FLIPS)})")
         self.name, self.classes, self.augment, self.resize = name, classes, augment, resize
+        self.shift, self.flips = shift, flips
         self.splits = {"train": train, "validation": validation, "test": test}
         self.sizes = {split: len(labels) for split, (_, labels) in self.splits.items()}
         channels, height, width = train[0].shape[1:]
@@ -245,15 +254,18 @@ class Images(Data):
         self, plan: list[tuple[int, Tensor]], epoch: int, seed: int, shard: Shard, image_size: int | None
     ) -> Iterator[Batch]:
         images, labels = self.splits["train"]
+        half = torch.randint(2, (len(labels),), generator=seeded(seed, MIRRORED)).bool() ^ bool(epoch % 2)
         for step, rows in plan:
             mine = shard.rows(len(rows))
             batch = images[rows[mine]]
             if self.augment:
                 # Drawn for the whole batch, so that it does not matter how many processes share it.
                 generator = seeded(seed, epoch, step, AUGMENTATION)
-                corners = torch.randint(2 * PADDING + 1, (len(rows), 2), generator=generator)
+                corners = torch.randint(2 * self.shift + 1, (len(rows), 2), generator=generator)
                 mirrored = torch.randint(2, (len(rows),), generator=generator).bool()
-                batch = _augmented(batch, corners[mine], mirrored[mine])
+                if self.flips == "alternating":
+                    mirrored = half[rows]
+                batch = _augmented(batch, corners[mine], mirrored[mine], self.shift)
             yield self._normalised(batch, image_size or self.resize), labels[rows[mine]]
 
     def _evaluating(self, split: str, plan: list[Tensor]) -> Iterator[Batch]:
@@ -289,10 +301,10 @@ def _moments(images: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(std > 0, std, 1.0)
 
 
-def _augmented(images: Tensor, corners: Tensor, mirrored: Tensor) -> Tensor:
+def _augmented(images: Tensor, corners: Tensor, mirrored: Tensor, shift: int) -> Tensor:
     """Each image at its corner of the padded one, from right to left where mirrored."""
     height, width = images.shape[-2:]
-    windows = F.pad(images, (PADDING,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    windows = F.pad(images, (shift,) * 4).unfold(2, height, 1).unfold(3, width, 1)
     cropped = windows[torch.arange(len(images)), :, corners[:, 0], corners[:, 1]]
     return torch.where(mirrored.view(-1, 1, 1, 1), cropped.flip(-1), cropped)
 

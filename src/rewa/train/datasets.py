@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rewa.names import nearest
-from rewa.train.data import Batch, Data, Images, Text, fixed_order, split_off
+from rewa.train.data import SHIFT, Batch, Data, Images, Text, fixed_order, split_off
 from rewa.train.image_folder import ImageFolder
 from rewa.train.sources import SOURCES, find
 
@@ -56,7 +56,14 @@ def _digits(
 
 
 def _fashion_mnist(
-    root: Path | None, fetch: bool, validation: int | None, *, augment: bool = False, resize: int | None = None
+    root: Path | None,
+    fetch: bool,
+    validation: int | None,
+    *,
+    augment: bool = False,
+    shift: int = SHIFT,
+    flips: str = "random",
+    resize: int | None = None,
 ) -> Data:
     source = SOURCES["fashion-mnist"]
     folder = find("fashion-mnist", root, source.files, source.folder, fetch)
@@ -66,7 +73,8 @@ def _fashion_mnist(
             raise ValueError(f"{folder / file} and its labels do not belong together: {tuple(x.shape)}, {tuple(y.shape)}")
     train, held = _held_out(images[:, None], labels.long(), 5000 if validation is None else validation, "fashion-mnist")
     test = test_images[:, None], test_labels.long()
-    return Images("fashion-mnist", train=train, validation=held, test=test, classes=10, augment=augment, resize=resize)
+    how: dict[str, Any] = {"augment": augment, "shift": shift, "flips": flips, "resize": resize}
+    return Images("fashion-mnist", train=train, validation=held, test=test, classes=10, **how)
 
 
 def _read_idx(path: Path) -> Tensor:
@@ -85,14 +93,22 @@ def _read_idx(path: Path) -> Tensor:
 
 
 def _cifar10(
-    root: Path | None, fetch: bool, validation: int | None, *, augment: bool = False, resize: int | None = None
+    root: Path | None,
+    fetch: bool,
+    validation: int | None,
+    *,
+    augment: bool = False,
+    shift: int = SHIFT,
+    flips: str = "random",
+    resize: int | None = None,
 ) -> Data:
     source = SOURCES["cifar10"]
     folder = find("cifar10", root, source.files, source.folder, fetch)
     *parts, test = (_read_cifar10(folder / file) for file in source.files)
     images, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     train, held = _held_out(images, labels, 5000 if validation is None else validation, "cifar10")
-    return Images("cifar10", train=train, validation=held, test=test, classes=10, augment=augment, resize=resize)
+    how: dict[str, Any] = {"augment": augment, "shift": shift, "flips": flips, "resize": resize}
+    return Images("cifar10", train=train, validation=held, test=test, classes=10, **how)
 
 
 def _read_cifar10(path: Path) -> Batch:

@@ -15,11 +15,13 @@ from rewa.methods import make
 from rewa.methods.method import Method
 from rewa.train.data import Data, mix
 from rewa.train.datasets import load
+from rewa.train.fast_net import FastNet
 from rewa.train.models import build
 from rewa.train.recipes import Recipe, override, recipe
 
 __all__ = ["Job", "build_model", "job", "job_and_data", "load_data", "new_model"]
 
+FITTED = 5000  # images that whitening filters are fitted to
 WEIGHTS = 3  # what a seed is for, beside the data's own and the loop's
 
 
@@ -120,7 +122,7 @@ def load_data(recipe: Recipe, root: Path | None = None, download: bool = False) 
         root: Where the data is.
         download: Whether missing data may be fetched.
     """
-    options = _given(recipe, "resize", "evaluation_size", "workers", "context")
+    options = _given(recipe, "resize", "shift", "flips", "evaluation_size", "workers", "context")
     return load(recipe.data, root=root, validation=recipe.validation, download=download, augment=recipe.augment, **options)
 
 
@@ -144,7 +146,11 @@ def new_model(recipe: Recipe, data: Data, seed: int) -> nn.Module:
         seed: The seed of the run.
     """
     torch.manual_seed(mix(seed, WEIGHTS))
-    return build_model(recipe, data)
+    model = build_model(recipe, data)
+    if isinstance(model, FastNet):
+        images, _ = next(data.evaluation("train", batch_size=FITTED, limit=FITTED))
+        model.whitening.fit(images)
+    return model
 
 
 def _given(recipe: Recipe, *keys: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rewa.names import nearest
+from rewa.train.fast_net import fastnet
 
 __all__ = [
     "GPT",
@@ -366,6 +367,7 @@ def gpt(vocabulary: int, *, context: int = 128, layers: int = 4, heads: int = 4,
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
+    "fastnet": fastnet,
     "gpt": gpt,
     "lenet": lenet,
     "mlp": mlp,
