@@ -254,7 +254,9 @@ class Images(Data):
         self, plan: list[tuple[int, Tensor]], epoch: int, seed: int, shard: Shard, image_size: int | None
     ) -> Iterator[Batch]:
         images, labels = self.splits["train"]
-        half = torch.randint(2, (len(labels),), generator=seeded(seed, MIRRORED)).bool() ^ bool(epoch % 2)
+        half = None
+        if self.flips == "alternating":
+            half = torch.randint(2, (len(labels),), generator=seeded(seed, MIRRORED)).bool() ^ bool(epoch % 2)
         for step, rows in plan:
             mine = shard.rows(len(rows))
             batch = images[rows[mine]]
@@ -263,7 +265,7 @@ class Images(Data):
                 generator = seeded(seed, epoch, step, AUGMENTATION)
                 corners = torch.randint(2 * self.shift + 1, (len(rows), 2), generator=generator)
                 mirrored = torch.randint(2, (len(rows),), generator=generator).bool()
-                if self.flips == "alternating":
+                if half is not None:
                     mirrored = half[rows]
                 batch = _augmented(batch, corners[mine], mirrored[mine], self.shift)
             yield self._normalised(batch, image_size or self.resize), labels[rows[mine]]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rewa.names import nearest
-from rewa.train.data import SHIFT, Batch, Data, Images, Text, fixed_order, split_off
+from rewa.train.data import Batch, Data, Images, Text, fixed_order, split_off
 from rewa.train.image_folder import ImageFolder
 from rewa.train.sources import SOURCES, find
 
@@ -28,6 +28,9 @@ def _held_out(images: Tensor, labels: Tensor, count: int, name: str) -> tuple[Ba
     """Training and validation part: the last ones of a fixed permutation."""
     first, second = split_off(fixed_order(len(labels)), count, name)
     return (images[first], labels[first]), (images[second], labels[second])
+
+
+IMAGE_OPTIONS = ("augment", "shift", "flips", "resize")  # of Images, for data that are passed on to it as they are
 
 
 def _fixed_split(name: str, validation: int | None, augment: bool) -> None:
@@ -55,16 +58,7 @@ def _digits(
     return Images("digits", train=parts[0], validation=parts[1], test=parts[2], classes=10, resize=resize, scaling=scaling)
 
 
-def _fashion_mnist(
-    root: Path | None,
-    fetch: bool,
-    validation: int | None,
-    *,
-    augment: bool = False,
-    shift: int = SHIFT,
-    flips: str = "random",
-    resize: int | None = None,
-) -> Data:
+def _fashion_mnist(root: Path | None, fetch: bool, validation: int | None, **options: Any) -> Data:
     source = SOURCES["fashion-mnist"]
     folder = find("fashion-mnist", root, source.files, source.folder, fetch)
     images, labels, test_images, test_labels = (_read_idx(folder / file) for file in source.files)
@@ -73,8 +67,7 @@ def _fashion_mnist(
             raise ValueError(f"{folder / file} and its labels do not belong together: {tuple(x.shape)}, {tuple(y.shape)}")
     train, held = _held_out(images[:, None], labels.long(), 5000 if validation is None else validation, "fashion-mnist")
     test = test_images[:, None], test_labels.long()
-    how: dict[str, Any] = {"augment": augment, "shift": shift, "flips": flips, "resize": resize}
-    return Images("fashion-mnist", train=train, validation=held, test=test, classes=10, **how)
+    return Images("fashion-mnist", train=train, validation=held, test=test, classes=10, **options)
 
 
 def _read_idx(path: Path) -> Tensor:
@@ -92,23 +85,13 @@ def _read_idx(path: Path) -> Tensor:
     return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).view(shape)
 
 
-def _cifar10(
-    root: Path | None,
-    fetch: bool,
-    validation: int | None,
-    *,
-    augment: bool = False,
-    shift: int = SHIFT,
-    flips: str = "random",
-    resize: int | None = None,
-) -> Data:
+def _cifar10(root: Path | None, fetch: bool, validation: int | None, **options: Any) -> Data:
     source = SOURCES["cifar10"]
     folder = find("cifar10", root, source.files, source.folder, fetch)
     *parts, test = (_read_cifar10(folder / file) for file in source.files)
     images, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     train, held = _held_out(images, labels, 5000 if validation is None else validation, "cifar10")
-    how: dict[str, Any] = {"augment": augment, "shift": shift, "flips": flips, "resize": resize}
-    return Images("cifar10", train=train, validation=held, test=test, classes=10, **how)
+    return Images("cifar10", train=train, validation=held, test=test, classes=10, **options)
 
 
 def _read_cifar10(path: Path) -> Batch:
@@ -187,7 +170,10 @@ def load(name: str, *, root: Path | None = None, validation: int | None = None, 
     """
     if name not in DATASETS:
         raise ValueError(nearest("data", name, DATASETS))
-    known = [key for key, value in inspect.signature(DATASETS[name]).parameters.items() if value.kind is value.KEYWORD_ONLY]
+    parameters = inspect.signature(DATASETS[name]).parameters.values()
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        known += IMAGE_OPTIONS
     for option in options:
         if option not in known:
             raise ValueError(nearest(f"option of {name}", option, known))
