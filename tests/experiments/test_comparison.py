@@ -278,6 +278,22 @@ def test_only_the_best_rate_goes_on_to_other_strengths(tmp_path):
     assert len(list((tmp_path / "whole" / "runs").glob("digits*"))) in (5, 6, 7)
 
 
+def test_a_rate_at_which_training_diverges_is_the_worst_one(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1, 10))
+
+    def result(*rates):
+        contender = Contender(method="l1", strengths=(1e-4, 2e-4, 3e-4), rates=rates)
+        return SweepResult(line="x", sweep=Sweep(recipe=recipe, methods=(contender,), seeds=1), table=(10.0,), rates_at=10.0)
+
+    for _ in range(2):  # the second time from what is recorded
+        result(1e30, 0.1).run(tmp_path / "one", How(workers=1))
+    found = {(run.lr, run.strength, run.status) for run in read([tmp_path / "one" / "runs"])}
+    assert found == {(1e30, 2e-4, "failed"), *((0.1, strength, "finished") for strength in (1e-4, 2e-4, 3e-4))}
+    with pytest.raises(RunsFailed, match="the loss is nan"):  # no rate is left
+        result(1e30, 1e31).run(tmp_path / "none", How(workers=1))
+
+
 def test_a_comparison_for_a_gpu_tells_its_cost_and_refuses_a_cpu(tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -28,7 +28,7 @@ from rewa.report.tables import Chosen, choose
 from rewa.train.cost import run_cost
 from rewa.train.job import Job, load_data
 from rewa.train.run_folder import RunFolder
-from rewa.train.sweep import Sweep, run_jobs
+from rewa.train.sweep import RunsFailed, Sweep, diverged, run_jobs
 
 __all__ = ["Rules", "SweepResult", "best_rates", "middles", "repeated", "whole"]
 
@@ -102,7 +102,13 @@ class SweepResult(Result):
             if self.table:
                 first = [job for job in jobs if job.seed == 0]
                 if self.rates_at is not None:
-                    do(trials := middles(first))
+                    trials = middles(first)
+                    before = diverged(trials, runs)
+                    try:
+                        do([job for job in trials if job.folder_name not in before])
+                    except RunsFailed as failed:  # a rate that is too high is no rate for the method, and no reason to end
+                        if {failure.name for failure in failed.failures} - diverged(trials, runs):
+                            raise
                     first = best_rates(_of(runs, trials), first, self.rates_at)
                 do(first)
                 again = repeated(_of(runs, first), first, self.table, self.sweep.seeds, self.rules)
@@ -324,10 +330,11 @@ def best_rates(comparison: Comparison, jobs: Sequence[Job], compression: float) 
     Args:
         comparison: Of the runs of :func:`middles`.
         jobs: All jobs of the seed.
-        compression: Where the runs are compared, on validation data. One that does not reach it is worse than all that do.
+        compression: Where the runs are compared, on validation data. One that does not reach it is worse than all that do, and
+            one that diverged is left out, unless the others are no better.
     """
-    trials = middles(jobs)
     worth: dict[str, float] = {}
+    trials = middles(jobs)
     for run in comparison.runs:
         choice = choose((Chosen(run, point) for point in run.curve), compression)
         worth[run.folder.name] = comparison.sign * choice.point.validation(comparison.metric) if choice else -math.inf
@@ -337,6 +344,8 @@ def best_rates(comparison: Comparison, jobs: Sequence[Job], compression: float) 
         if worth[job.folder_name] > worth[other.folder_name]:
             best[_line(job)] = job
     kept = {(line, job.recipe.lr) for line, job in best.items()}
+    lost = {run.folder.name for run in comparison.runs if run.status == "failed"} - {job.folder_name for job in best.values()}
+    trials = [job for job in trials if job.folder_name not in lost]
     return [*trials, *(job for job in jobs if job not in trials and (_line(job), job.recipe.lr) in kept)]
 
 

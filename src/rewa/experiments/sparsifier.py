@@ -19,13 +19,14 @@ from rewa.methods.method import Bound
 from rewa.methods.sparsifier import BoundSparsifying, Sparsifying
 from rewa.optim.cuts import Cuts
 from rewa.optim.growth import Grown, Growth, bounds
-from rewa.record import Run, provenance, read, read_run
+from rewa.record import Run, provenance, read
 from rewa.reparam import grown, grown_gradient
 from rewa.sparsifier import Sparsifier
 from rewa.train.attempts import Failure
 from rewa.train.job import Job
 from rewa.train.local_workers import run_local
 from rewa.train.recipes import RECIPES, Recipe
+from rewa.train.sweep import diverged
 
 __all__ = ["SPARSIFIER", "Ablation", "Task", "Varied"]
 
@@ -261,14 +262,12 @@ class Ablation(Result):
         jobs, failures = list(study.jobs()), list[Failure]()
         if not how.trained:
             how.progress.stage(f"training {len(jobs)} networks", 1)
-            before = {job.folder_name: read_run(out / "runs" / job.folder_name) for *_, job in jobs}
-            # To diverge is an outcome, too.
-            left = [job for *_, job in jobs if (run := before[job.folder_name]) is None or run.status != "failed"]
+            before = diverged([job for *_, job in jobs], out / "runs")
+            left = [job for *_, job in jobs if job.folder_name not in before]
             failures = run_local(left, out / "runs", workers=how.workers or 2, root=how.root)
             how.progress.advance()
         found = {run.name: run for run in read(out / "runs")}
-        diverged = {name for name, run in found.items() if run.status == "failed"}
-        if broken := [failure for failure in failures if failure.name not in diverged]:
+        if broken := [failure for failure in failures if found[failure.name].status != "failed"]:
             raise RuntimeError(f"{len(broken)} runs failed, first {broken[0]}")
         return publish(
             out,

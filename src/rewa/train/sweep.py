@@ -22,7 +22,7 @@ from rewa.train.ray_cluster import run_ray
 from rewa.train.recipes import Recipe, override, setting_names
 from rewa.train.run_folder import RunFolder, TrainingError
 
-__all__ = ["Contender", "Progress", "RunsFailed", "Sweep", "run_jobs", "workers_for"]
+__all__ = ["Contender", "Progress", "RunsFailed", "Sweep", "diverged", "run_jobs", "workers_for"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +130,7 @@ class RunsFailed(Exception):
     """
 
     def __init__(self, failures: Sequence[Failure], total: int) -> None:
+        self.failures = tuple(failures)
         super().__init__("\n  ".join([f"{len(failures)} of {total} runs failed:", *map(str, failures)]))
 
 
@@ -168,6 +169,17 @@ class Progress:
                     if record.finished:
                         self.finished.add(job.folder_name)
         return done, total
+
+
+def diverged(jobs: Sequence[Job], out: Path) -> set[str]:
+    """Names of the runs whose loss or weights are known not to stay finite: an outcome, where settings are compared.
+
+    Args:
+        jobs: The runs.
+        out: Folder of runs.
+    """
+    records = {job.folder_name: RunFolder(out / job.folder_name).read() for job in jobs}
+    return {name for name, record in records.items() if record is not None and record.status == "failed"}
 
 
 def workers_for(jobs: Sequence[Job]) -> int:
