@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rewa.record import provenance
 from rewa.train.job import job, load_data
+from rewa.train.memory import keep_freed_memory
 from rewa.train.numeric import DTYPES
 from rewa.train.processes import World
 from rewa.train.trainer import Trainer
@@ -47,6 +48,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     run = job(name, options.method, strength=options.strength, changes=options.set, root=options.data)
     if options.threads:
         torch.set_num_threads(options.threads)
+    if not options.default_memory:
+        keep_freed_memory()
     data = load_data(run.recipe, options.data)
     trainer = Trainer(run, data, World(device=CPU), Watch())
     trainer.begin()
@@ -103,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--default-memory", action="store_true", help="give freed buffers back, as no training run does")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     rows = [measure(name, options) for name in options.recipes]

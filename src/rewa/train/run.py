@@ -18,6 +18,7 @@ from rewa.train.checkpoint import Checkpoint
 from rewa.train.data import Data
 from rewa.train.evaluate import cut, measure
 from rewa.train.job import Job, build_model, load_data
+from rewa.train.memory import keep_freed_memory
 from rewa.train.processes import World, connected
 from rewa.train.run_folder import RunFolder, TrainingError, described
 from rewa.train.shared_beginnings import Beginning
@@ -68,6 +69,8 @@ def train(
                 watch.end(found, folder.path)
                 return found
             world.wait()  # no one writes before everyone has looked
+            if world.device.type == "cpu":
+                keep_freed_memory()
             try:
                 if job.recipe.threads is not None:
                     torch.set_num_threads(job.recipe.threads)
