@@ -553,8 +553,17 @@ def test_a_device_and_data_are_for_networks(here, capsys, monkeypatch, arguments
 
 def test_studies_of_linear_models_train_no_network():
     networks = {name for name, result in RESULTS.items() if result.trains_networks}
-    choices = {"cifar10-tuning", "fashion-mnist-ablations"}
-    tables = {"cifar10-cpu", "cifar10-paper", "digits", "digits-methods", "fashion-mnist", "readme-rows", "shakespeare"}
+    choices = {"cifar10-schedules", "cifar10-tuning", "fashion-mnist-ablations"}
+    tables = {
+        "cifar10",
+        "cifar10-cpu",
+        "cifar10-paper",
+        "digits",
+        "digits-methods",
+        "fashion-mnist",
+        "readme-rows",
+        "shakespeare",
+    }
     assert networks == tables | choices | {"sparsifier"}
 
 

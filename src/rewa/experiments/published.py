@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rewa.experiments.ablations import FASHION_MNIST_ABLATIONS
-from rewa.experiments.cifar10 import CIFAR10_CPU, CIFAR10_PAPER, CIFAR10_TUNING
+from rewa.experiments.cifar10 import CIFAR10, CIFAR10_CPU, CIFAR10_PAPER, CIFAR10_SCHEDULES, CIFAR10_TUNING
 from rewa.experiments.digits import DIGITS, DIGITS_METHODS
 from rewa.experiments.fashion_mnist import FASHION_MNIST
 from rewa.experiments.fig1 import FIG1
@@ -36,6 +36,8 @@ RESULTS: dict[str, Result] = {
     "regression": REGRESSION,
     "regression-seeds": REGRESSION_SEEDS,
     "cifar10-paper": CIFAR10_PAPER,
+    "cifar10": CIFAR10,
+    "cifar10-schedules": CIFAR10_SCHEDULES,
     "cifar10-cpu": CIFAR10_CPU,
     "cifar10-tuning": CIFAR10_TUNING,
     "fashion-mnist": FASHION_MNIST,
