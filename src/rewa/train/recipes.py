@@ -281,6 +281,7 @@ _ALL = (
         warmup=0.2,
         label_smoothing=0.2,
         compressions=(1, 2, 5, 10, 20, 50, 100, 200),
+        recalibrate=5000,  # with 2,000 images the norms of an uncut network are 0.2 points worse than its running averages
         channels_last=True,
     ),
     Recipe(
