@@ -14,6 +14,7 @@ from rewa.experiments.digits import DIGITS_METHODS
 from rewa.experiments.result import How
 from rewa.methods import make, names
 from rewa.report import compare, read
+from rewa.terminal import Stages
 from rewa.train.job import Job, load_data, new_model
 from rewa.train.recipes import RECIPES
 from rewa.train.run import train
@@ -292,6 +293,26 @@ def test_a_rate_at_which_training_diverges_is_the_worst_one(tmp_path):
     assert found == {(1e30, 2e-4, "failed"), *((0.1, strength, "finished") for strength in (1e-4, 2e-4, 3e-4))}
     with pytest.raises(RunsFailed, match="the loss is nan"):  # no rate is left
         result(1e30, 1e31).run(tmp_path / "none", How(workers=1))
+
+
+def test_methods_with_several_seeds_are_done_with_all_of_them_before_the_others(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = replace(RECIPES["digits"], model="mlp", hidden=(20,), epochs=1, compressions=(1, 10))
+    asked = []
+
+    class Noted(Stages):
+        def sweep(self, progress):
+            asked.append([(job.method.label, job.seed) for job in progress.jobs])
+            return super().sweep(progress)
+
+    contenders = [Contender(method=name, strengths=(1e-3,)) for name in ("rewa", "l1")]
+    result = SweepResult(
+        line="x", sweep=Sweep(recipe=recipe, methods=tuple(contenders), seeds=2), table=(10.0,), rules=Rules(methods=("l1",))
+    )
+    result.run(tmp_path, How(workers=1, progress=Noted()))
+    order = list(dict.fromkeys(run for jobs in asked for run in jobs))
+    assert order == [("l1", 0), ("l1", 1), ("rewa", 0)]
+    assert len(list((tmp_path / "runs").glob("digits*"))) == 3
 
 
 def test_a_comparison_for_a_gpu_tells_its_cost_and_refuses_a_cpu(tmp_path, monkeypatch):

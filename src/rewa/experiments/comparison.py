@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -100,20 +100,12 @@ class SweepResult(Result):
             if self.needs_gpu:
                 self._tell_cost(jobs, runs, how)
             if self.table:
-                first = [job for job in jobs if job.seed == 0]
-                if self.rates_at is not None:
-                    trials = middles(first)
-                    before = diverged(trials, runs)
-                    try:
-                        do([job for job in trials if job.folder_name not in before])
-                    except RunsFailed as failed:  # a rate that is too high is no rate for the method, and no reason to end
-                        if {failure.name for failure in failed.failures} - diverged(trials, runs):
-                            raise
-                    first = best_rates(_of(runs, trials), first, self.rates_at)
-                do(first)
-                again = repeated(_of(runs, first), first, self.table, self.sweep.seeds, self.rules)
-                jobs = [*first, *again]
-            do(jobs)
+                for part in self._parts([job for job in jobs if job.seed == 0]):
+                    first = part if self.rates_at is None else self._at_best_rates(part, runs, do)
+                    do(first)
+                    do([*first, *repeated(_of(runs, first), first, self.table, self.sweep.seeds, self.rules)])
+            else:
+                do(jobs)
         if self.table:
             self._measure(out, how)
         return self.write(out)
@@ -121,6 +113,24 @@ class SweepResult(Result):
     def small(self) -> SweepResult:
         """The quick version: two methods, an epoch, a seed, and one compression to choose for."""
         return dataclasses.replace(self, sweep=self.sweep.small(), table=self.table[:1], needs_gpu=False)
+
+    def _parts(self, first: list[Job]) -> list[list[Job]]:
+        """The first seed's jobs of the methods that are repeated, which are done with all seeds first, and the others'."""
+        names = self.rules.methods
+        parts = [[job for job in first if (names is None or job.method.label in names) is again] for again in (True, False)]
+        return [part for part in parts if part]
+
+    def _at_best_rates(self, jobs: list[Job], runs: Path, do: Callable[[list[Job]], None]) -> list[Job]:
+        """What :func:`best_rates` leaves of the jobs, when those that find the rates are done."""
+        assert self.rates_at is not None
+        trials = middles(jobs)
+        before = diverged(trials, runs)
+        try:
+            do([job for job in trials if job.folder_name not in before])
+        except RunsFailed as failed:  # a rate that is too high is no rate for the method, and no reason to end
+            if {failure.name for failure in failed.failures} - diverged(trials, runs):
+                raise
+        return best_rates(_of(runs, trials), jobs, self.rates_at)
 
     def _tell_cost(self, jobs: Sequence[Job], runs: Path, how: How) -> None:
         """Say what the runs will take, and refuse a device that cannot carry them."""
