@@ -264,7 +264,7 @@ _ALL = (
     ),
     Recipe(
         name="cifar10-fast",
-        line="CIFAR-10 in minutes on a CPU: a residual network of whitened patches, 1.1 million weights; 92 % dense",
+        line="CIFAR-10 in minutes on a CPU: a residual network of whitened patches, 1.1 million weights",
         data="cifar10",
         model="fastnet",
         width=16,
