@@ -88,7 +88,7 @@ CIFAR10_PAPER = SweepResult(
 )
 
 CIFAR10 = SweepResult(
-    line="seven methods on CIFAR-10 with the fast recipe, three learning rates each and three seeds; seven more with one; 14 hours",
+    line="seven methods on CIFAR-10, three learning rates each and three seeds, and seven more with one; 14 hours",
     sweep=Sweep(
         recipe=RECIPES["cifar10-fast"],
         methods=(
