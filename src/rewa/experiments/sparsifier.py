@@ -267,7 +267,8 @@ class Ablation(Result):
             failures = run_local(left, out / "runs", workers=how.workers or 2, root=how.root)
             how.progress.advance()
         found = {run.name: run for run in read(out / "runs")}
-        if broken := [failure for failure in failures if found[failure.name].status != "failed"]:
+        outcomes = diverged([job for *_, job in jobs], out / "runs")
+        if broken := [failure for failure in failures if failure.name not in outcomes]:
             raise RuntimeError(f"{len(broken)} runs failed, first {broken[0]}")
         return publish(
             out,
