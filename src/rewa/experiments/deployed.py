@@ -20,6 +20,7 @@ from rewa.report.tables import Chosen
 from rewa.train.data import Data
 from rewa.train.evaluate import calibration, cut_at
 from rewa.train.job import build_model
+from rewa.train.numeric import choose
 from rewa.train.recipes import Recipe
 
 __all__ = ["Deployed", "deploy", "deploy_cells", "has_weights", "to_markdown"]
@@ -56,8 +57,9 @@ def deploy(choice: Chosen, recipe: Recipe, data: Data, *, rounds: int = 25) -> d
 
     dense = build_model(recipe, data)
     dense.load_state_dict(load_file(choice.run.folder / TRAINED))
-    batches = calibration(data, recipe, choice.run.seed, recipe.batch_size)
-    model = cut_at(dense, choice.point.threshold, [inputs for inputs, _ in batches]).eval()
+    inputs = [images for images, _ in calibration(data, recipe, choice.run.seed, recipe.batch_size)]
+    numeric = choose(torch.device("cpu"), recipe.precision, recipe.channels_last)
+    model = cut_at(dense, choice.point.threshold, inputs, numeric).eval()
     x, _ = next(data.evaluation("validation", batch_size=BATCH, limit=BATCH))
     small = shrink(model, x, report=None)
     with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ from rewa.train.numeric import Numeric
 from rewa.train.processes import World
 from rewa.train.recipes import Recipe
 
-__all__ = ["Score", "calibration", "cut", "cut_at", "fresh_norms", "losses", "measure", "score", "thresholds"]
+__all__ = ["Score", "calibration", "cut", "cut_at", "estimate_norms", "fresh_norms", "losses", "measure", "score", "thresholds"]
 
 
 class Score(NamedTuple):
@@ -80,18 +80,31 @@ def score(model: nn.Module, batches: Iterable[Batch], numeric: Numeric, world: W
     return Score(loss_sum / seen, 100 * right_sum / seen)
 
 
+def estimate_norms(model: nn.Module, inputs: Iterable[Tensor], numeric: Numeric) -> None:
+    """Estimate batch-norm statistics again, in the precision in which the model is trained and evaluated.
+
+    Args:
+        model: The model; only the running statistics change.
+        inputs: Batches of training examples.
+        numeric: How to compute.
+    """
+    with numeric.autocast():
+        recalibrate_norms(model, (numeric.place(batch) for batch in inputs))
+
+
 @contextmanager
-def fresh_norms(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
+def fresh_norms(model: nn.Module, inputs: Iterable[Tensor], numeric: Numeric) -> Iterator[None]:
     """Batch-norm statistics of the weights as they are now; the running averages come back afterwards, to the bit.
 
     Args:
         model: The model.
         inputs: Batches of training examples to estimate them from.
+        numeric: How to compute.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     before = [{name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)} for norm in norms]
     if norms:
-        recalibrate_norms(model, inputs)
+        estimate_norms(model, inputs, numeric)
     try:
         yield
     finally:
@@ -140,17 +153,18 @@ def calibration(data: Data, recipe: Recipe, seed: int, batch_size: int, shard: S
 
 
 @torch.no_grad()
-def cut_at(model: nn.Module, threshold: float, inputs: Iterable[Tensor]) -> nn.Module:
+def cut_at(model: nn.Module, threshold: float, inputs: Iterable[Tensor], numeric: Numeric) -> nn.Module:
     """A copy of the model with zeros for what is at most the threshold, and new batch-norm statistics.
 
     Args:
         model: A plain model.
         threshold: The largest magnitude that becomes zero.
-        inputs: To estimate the norms from, in float32 as :func:`rewa.finalize` does.
+        inputs: To estimate the norms from.
+        numeric: How to compute.
     """
     candidate = copy.deepcopy(model)
     cutting.cut(prunable(candidate).values(), threshold)
-    recalibrate_norms(candidate, inputs)
+    estimate_norms(candidate, inputs, numeric)
     return candidate
 
 
@@ -179,13 +193,12 @@ def cut(
 
     def evaluate(candidate: nn.Module) -> float:
         tick()
+        estimate_norms(candidate, inputs, numeric)
         return score(candidate, batches("validation"), numeric, alone).value(metric)
 
-    recalibrate_norms(model, inputs)
-    if max_drop is None:
-        return 0.0
-    limit = len(inputs)
-    return finalize(model, evaluate=evaluate, max_drop=max_drop, recalibrate=inputs, recalibrate_batches=limit).threshold
+    threshold = 0.0 if max_drop is None else finalize(model, evaluate=evaluate, max_drop=max_drop).threshold
+    estimate_norms(model, inputs, numeric)
+    return threshold
 
 
 def measure(
@@ -231,5 +244,5 @@ def measure(
     cuts = thresholds(model, compressions)
     for number, threshold in enumerate(cuts, 1):
         tick(f"measuring: {number} of {len(cuts)}")
-        curve.append(point(cut_at(model, threshold, inputs), threshold))
+        curve.append(point(cut_at(model, threshold, inputs, numeric), threshold))
     return curve, point(final, last), final

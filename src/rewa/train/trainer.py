@@ -285,7 +285,7 @@ class Trainer:
         """For a validation early in a run: running averages of batch norms still hold the network of the start."""
         if self.step >= STALE:
             return contextlib.nullcontext()
-        return fresh_norms(self.plain, (self.numeric.place(images) for images, _ in self.batches("train", self.world)))
+        return fresh_norms(self.plain, (images for images, _ in self.batches("train", self.world)), self.numeric)
 
     # ---------------------------------------------------------------------------------------------- what was trained
 
