@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rewa.train.narrow_conv import narrow_conv
+from rewa.train.norm_gelu import norm_gelu
+
 __all__ = ["FastNet", "Stage", "Whitening", "fastnet"]
 
 PATCH = 2  # side of what is whitened
@@ -79,8 +82,8 @@ class Stage(nn.Module):
         Args:
             x: Its input.
         """
-        x = F.gelu(self.bn1(F.max_pool2d(self.conv1(x), 2)))
-        return x + F.gelu(self.bn2(self.conv2(x)))
+        x = norm_gelu(narrow_conv(x, self.conv1.weight), self.bn1, pool=True)
+        return norm_gelu(narrow_conv(x, self.conv2.weight), self.bn2, residual=x)
 
 
 class FastNet(nn.Module):

@@ -1,0 +1,74 @@
+"""A 3x3 convolution of images of a few pixels, whose weight gradient is one matrix product.
+
+oneDNN's kernels for matrix units take an image row by row, and a row of three pixels fills a tenth of a tile. With AMX the
+weight gradient of such a convolution takes five times as long as a product of the same size.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["narrow_conv"]
+
+NARROW = 4  # pixels: from 7 on there is little to gain
+
+
+def narrow_conv(x: Tensor, weight: Tensor) -> Tensor:
+    """A 3x3 convolution with zero padding.
+
+    Args:
+        x: Images, (batch, inputs, height, width).
+        weight: (outputs, inputs, 3, 3).
+    """
+    if x.is_cpu and torch.is_autocast_enabled("cpu") and torch.float64 not in (x.dtype, weight.dtype):
+        x, weight = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (x, weight))
+    worth = x.is_cpu and x.dtype is torch.bfloat16 and x.shape[-1] <= NARROW and weight.requires_grad and _matrix_units()
+    if worth and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        out: Tensor = _NarrowConv.apply(x, weight)  # type: ignore[no-untyped-call]
+        return out
+    return F.conv2d(x, weight, padding=1)
+
+
+class _NarrowConv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(x, weight, padding=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, weight = ctx.saved_tensors
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            sides = [1, 1]
+            of_x = torch.ops.aten.convolution_backward(
+                grad, x, weight, None, sides, sides, sides, False, [0, 0], 1, [True, False, False]
+            )[0]
+        outputs = weight.shape[0]
+        rows = grad.permute(0, 2, 3, 1).reshape(-1, outputs)
+        of_weight = rows.t() @ _patches(x)
+        return of_x, of_weight.view(outputs, 3, 3, -1).permute(0, 3, 1, 2)
+
+
+def _patches(x: Tensor) -> Tensor:
+    """For each pixel the 3x3 square around it, (pixels, 9 * channels), the channels of a place side by side."""
+    batch, channels, height, width = x.shape
+    padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1)).contiguous()
+    image, line, pixel, one = padded.stride()
+    # Three pixels of a line lie side by side in memory.
+    squares = padded.as_strided((batch, height, width, 3, 3 * channels), (image, line, pixel, line, one))
+    return squares.reshape(batch * height * width, 9 * channels)
+
+
+@functools.cache
+def _matrix_units() -> bool:
+    """Whether this processor multiplies whole tiles (AMX); elsewhere rows of a few pixels cost what they should."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("amx_bf16"))
