@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from rewa.train import narrow_conv as module
 from rewa.train.narrow_conv import narrow_conv
@@ -22,45 +23,70 @@ def everywhere(monkeypatch):
     monkeypatch.setattr(module, "_matrix_units", lambda: True)
 
 
+def convolution(inputs, outputs, dtype=torch.bfloat16, **settings):
+    generator = torch.Generator().manual_seed(1)
+    conv = nn.Conv2d(inputs, outputs, 3, **{"padding": 1, "bias": False} | settings)
+    nn.init.normal_(conv.weight, generator=generator)
+    return conv.to(dtype).to(memory_format=torch.channels_last)
+
+
+def is_product(out):
+    return "_NarrowConv" in type(out.grad_fn).__name__
+
+
 @pytest.mark.parametrize("side", [(3, 3), (2, 4), (1, 1), (4, 4)])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_its_gradients_are_those_of_a_convolution(everywhere, side, layout):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 6, *side, generator=generator).bfloat16().contiguous(memory_format=layout).requires_grad_()
-    weight = torch.randn(8, 6, 3, 3, generator=generator).bfloat16().contiguous(memory_format=layout).requires_grad_()
-    out = narrow_conv(x, weight)
-    assert "_NarrowConv" in type(out.grad_fn).__name__
+    conv = convolution(6, 8)
+    out = narrow_conv(conv, x)
+    assert is_product(out)
     grad = torch.randn(out.shape, generator=generator).bfloat16()
-    of_x, of_weight = torch.autograd.grad(out, (x, weight), grad)
-    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
+    found = torch.autograd.grad(out, (x, conv.weight), grad)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, conv.weight)]
     wanted = torch.autograd.grad(F.conv2d(*exact, padding=1), exact, grad.double())
-    for mine, its in zip((of_x, of_weight), wanted, strict=True):
+    for mine, its in zip(found, wanted, strict=True):
         assert mine.shape == its.shape
         torch.testing.assert_close(mine.double(), its, atol=4e-3 * float(its.abs().max()), rtol=1e-2)
 
 
 def test_images_without_gradient_get_none(everywhere):
-    x, weight = torch.randn(2, 4, 3, 3).bfloat16(), torch.randn(4, 4, 3, 3).bfloat16().requires_grad_()
-    narrow_conv(x, weight).sum().backward()
+    x, conv = torch.randn(2, 4, 3, 3).bfloat16(), convolution(4, 4)
+    narrow_conv(conv, x).sum().backward()
     assert x.grad is None
-    assert weight.grad is not None
+    assert conv.weight.grad is not None
 
 
 def test_under_autocast_the_weight_stays_float32(everywhere):
-    x, weight = torch.randn(2, 4, 3, 3), torch.randn(4, 4, 3, 3, requires_grad=True)
+    x, conv = torch.randn(2, 4, 3, 3), convolution(4, 4, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        out = narrow_conv(x, weight)
-        plain = F.conv2d(x, weight, padding=1)
+        out, plain = narrow_conv(conv, x), conv(x)
+    assert is_product(out)
     assert out.dtype is torch.bfloat16
     assert torch.equal(out, plain)
     out.float().sum().backward()
-    assert weight.grad.dtype is torch.float32
+    assert conv.weight.grad.dtype is torch.float32
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_other_types_and_wide_images_are_torchs(everywhere, dtype):
-    x, weight = torch.randn(2, 4, 3, 3, dtype=dtype), torch.randn(4, 4, 3, 3, dtype=dtype, requires_grad=True)
-    assert torch.equal(narrow_conv(x, weight), F.conv2d(x, weight, padding=1))
-    assert "_NarrowConv" not in type(narrow_conv(x, weight).grad_fn).__name__
-    wide = torch.randn(2, 4, 3, 5).bfloat16()
-    assert "_NarrowConv" not in type(narrow_conv(wide, weight.bfloat16()).grad_fn).__name__
+def test_what_it_is_not_made_for_is_the_convolutions(everywhere):
+    x, conv = torch.randn(2, 4, 3, 3).bfloat16(), convolution(4, 4)
+    assert is_product(narrow_conv(conv, x))
+    others = [
+        (convolution(4, 4, torch.float32), x.float()),
+        (convolution(4, 4, torch.float64), x.double()),
+        (conv, torch.randn(2, 4, 3, 5).bfloat16()),
+        (convolution(4, 4).eval(), x),
+        (convolution(4, 4, bias=True), x),
+        (convolution(4, 4, groups=2), x),
+        (convolution(4, 4, stride=2), x),
+        (convolution(4, 4, padding_mode="reflect"), x),
+    ]
+    for other, images in others:
+        out = narrow_conv(other, images)
+        assert not is_product(out)
+        assert torch.equal(out, other(images))
+    seen = []
+    conv.register_forward_hook(lambda *call: seen.append(call))
+    assert not is_product(narrow_conv(conv, x))
+    assert len(seen) == 1

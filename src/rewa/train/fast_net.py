@@ -82,8 +82,8 @@ class Stage(nn.Module):
         Args:
             x: Its input.
         """
-        x = norm_gelu(narrow_conv(x, self.conv1.weight), self.bn1, pool=True)
-        return norm_gelu(narrow_conv(x, self.conv2.weight), self.bn2, residual=x)
+        x = norm_gelu(narrow_conv(self.conv1, x), self.bn1, pool=True)
+        return norm_gelu(narrow_conv(self.conv2, x), self.bn2, residual=x)
 
 
 class FastNet(nn.Module):

@@ -56,10 +56,10 @@ def _follow(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
 
 def _fits(x: Tensor, norm: nn.BatchNorm2d, residual: Tensor | None) -> bool:
     """Whether the kernel may do it: it has no GPU's, no other layout's and no subclass's code, and calls no hooks."""
-    plain = type(norm) is nn.BatchNorm2d and not (norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks)
+    if type(norm) is not nn.BatchNorm2d or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks:
+        return False
     return (
-        plain
-        and norm.training
+        norm.training
         and norm.affine
         and norm.track_running_stats
         and norm.momentum is not None
