@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rewa.deploy.zeros import recalibrate_norms
+from rewa.train import norm_gelu as module
 from rewa.train.fast_net import fastnet
 from rewa.train.norm_gelu import norm_gelu
 
@@ -129,8 +131,7 @@ def test_threads_do_not_change_a_bit():
 
 def test_what_the_kernel_cannot_do_is_torchs():
     x, norm = images(4, 16, 4, 4), some_norm(16)
-    with torch.no_grad():
-        assert not is_kernel(norm_gelu(x, norm))
+    assert is_kernel(norm_gelu(x, norm))
     assert not is_kernel(norm_gelu(x.contiguous(), norm))
     assert not is_kernel(norm_gelu(x.double(), copy.deepcopy(norm).double()))
     assert not is_kernel(norm_gelu(x, copy.deepcopy(norm).eval()))
@@ -144,15 +145,34 @@ def test_what_the_kernel_cannot_do_is_torchs():
         norm_gelu(images(1, 16, 1, 1), norm)
 
 
-def test_norms_are_estimated_as_they_are_trained():
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("adding", [False, True])
+def test_evaluation_is_by_running_statistics(monkeypatch, pool, adding):
+    norm = some_norm(16)
+    norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2)
+    norm.eval().requires_grad_(False)
+    x, residual = images(4, 16, 6, 6), images(4, 16, 3, 3) if pool else images(4, 16, 6, 6)
+    residual = residual if adding else None
+    exact = slow(x, norm, pool=pool, residual=residual)
+    calls = []
+    kernel = module._apply
+    monkeypatch.setattr(module, "_apply", lambda *args: (calls.append(1), kernel(*args)))
+    with torch.no_grad():
+        torch.testing.assert_close(norm_gelu(x, norm, pool=pool, residual=residual), exact)
+    assert calls == [1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # but still used
+        traced = torch.jit.trace(lambda x: norm_gelu(x, norm, pool=pool, residual=residual), x)
+    torch.testing.assert_close(traced(x), exact)
+    assert calls == [1]
+
+
+def test_norms_are_estimated_as_by_torch():
     torch.manual_seed(0)
     model = fastnet(4, width=16).to(memory_format=torch.channels_last)
     batches = [images(16, 3, 16, 16, seed=seed) for seed in range(3)]
-    trained = copy.deepcopy(model).train()
-    for module in trained.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 1.0
-    trained(batches[0])
-    recalibrate_norms(model, batches[:1])
-    for (name, mine), its in zip(trained.named_buffers(), model.buffers(), strict=True):
-        torch.testing.assert_close(mine, its, msg=name)
+    exact = copy.deepcopy(model).double().to(memory_format=torch.contiguous_format)
+    recalibrate_norms(model, batches)
+    recalibrate_norms(exact, [batch.double() for batch in batches])
+    for (name, mine), its in zip(model.named_buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(mine.double(), its.double(), atol=1e-5, rtol=1e-5, msg=name)

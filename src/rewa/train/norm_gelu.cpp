@@ -93,13 +93,13 @@ static void add_up(const float* each, int64_t images, int64_t c, double* sums) {
     }
 }
 
-// p, the largest of four neighbours, and which it was, the first of equals; then mean and variance of p in each channel.
-// Scratch has 2 * images * channels elements, means and variances have one for each channel.
+// p, the largest of four neighbours, and which it was, the first of equals; then mean and variance of p in each channel, unless
+// scratch is null. Scratch has 2 * images * channels elements, means and variances have one for each channel.
 extern "C" void norm_gelu_moments(const Shape* shape, const stored* x, stored* p, uint8_t* index, float* scratch, double* means,
                                   double* variances, int threads) {
     const Shape s = *shape;
     float* image_means = scratch;
-    float* image_squares = scratch + s.images * s.channels;
+    float* image_squares = scratch ? scratch + s.images * s.channels : nullptr;
     const int64_t c = s.channels, rows = rows_of(s), line = s.width * c, out_width = s.width / 2;
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t image = 0; image < s.images; ++image) {
@@ -126,6 +126,7 @@ extern "C" void norm_gelu_moments(const Shape* shape, const stored* x, stored* p
             }
             here = out;
         }
+        if (!scratch) continue;
         float* mean = image_means + image * c;
         float* square = image_squares + image * c;
         for (int64_t i = 0; i < c; ++i) mean[i] = square[i] = 0;
@@ -142,6 +143,7 @@ extern "C" void norm_gelu_moments(const Shape* shape, const stored* x, stored* p
             }
         }
     }
+    if (!scratch) return;
     add_up(image_means, s.images, c, means);
     add_up(image_squares, s.images, c, variances);
     for (int64_t i = 0; i < c; ++i) means[i] /= double(s.images);

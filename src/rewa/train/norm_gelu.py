@@ -26,7 +26,7 @@ STORED = {torch.bfloat16: 1, torch.float32: 0}
 
 
 def norm_gelu(x: Tensor, norm: nn.BatchNorm2d, *, pool: bool = False, residual: Tensor | None = None) -> Tensor:
-    """GELU of what a batch norm makes of x, with its training statistics while it trains.
+    """GELU of what a batch norm makes of x.
 
     Args:
         x: Images, (batch, channels, height, width).
@@ -37,6 +37,8 @@ def norm_gelu(x: Tensor, norm: nn.BatchNorm2d, *, pool: bool = False, residual: 
     if not _fits(x, norm, residual) or _kernel(x.dtype) is None:
         out = F.gelu(norm(F.max_pool2d(x, 2) if pool else x))
         return out if residual is None else residual + out
+    if not norm.training:
+        return _evaluated(x, norm, pool, residual)
     made: tuple[Tensor, Tensor, Tensor] = _NormGelu.apply(x, norm.weight, norm.bias, residual, norm.eps, pool)  # type: ignore[no-untyped-call]
     count = made[0].numel() // x.shape[1]
     _follow(norm, made[1], made[2] * (count / (count - 1)))
@@ -45,13 +47,27 @@ def norm_gelu(x: Tensor, norm: nn.BatchNorm2d, *, pool: bool = False, residual: 
 
 def _follow(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
     """Move the running statistics towards those of a batch."""
-    momentum, running = norm.momentum, (norm.running_mean, norm.running_var)
-    assert momentum is not None
-    for average, new in zip(running, (mean, variance), strict=True):
-        assert average is not None
-        average.lerp_(new, momentum)
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked += 1
+    share = 1 / int(norm.num_batches_tracked) if norm.momentum is None else norm.momentum  # None: a plain average
+    for average, new in zip((norm.running_mean, norm.running_var), (mean, variance), strict=True):
+        assert average is not None
+        average.lerp_(new, share)
+
+
+def _evaluated(x: Tensor, norm: nn.BatchNorm2d, pool: bool, residual: Tensor | None) -> Tensor:
+    """With the running statistics, and without gradients."""
+    shape, out = _prepared(x, pool)
+    pooled, library = torch.empty_like(out) if pool else x, _kernel(x.dtype)
+    assert library is not None
+    if pool:
+        index = torch.empty_like(out, dtype=torch.uint8)
+        library.norm_gelu_moments(shape, *map(_at, (x, pooled, index, None, None, None)), torch.get_num_threads())
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    _apply(shape, pooled, (scale.float(), (-norm.running_mean * scale).float(), norm.weight, norm.bias), residual, out)
+    return out
 
 
 def _fits(x: Tensor, norm: nn.BatchNorm2d, residual: Tensor | None) -> bool:
@@ -59,12 +75,10 @@ def _fits(x: Tensor, norm: nn.BatchNorm2d, residual: Tensor | None) -> bool:
     if type(norm) is not nn.BatchNorm2d or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks:
         return False
     return (
-        norm.training
-        and norm.affine
+        norm.affine
         and norm.track_running_stats
-        and norm.momentum is not None
-        and torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
+        and (norm.training or not torch.is_grad_enabled())
+        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
         and all(type(one) in (Tensor, nn.Parameter) and one.is_cpu for one in (x, norm.weight, norm.bias))
         and norm.weight.dtype is torch.float32
         and x.dtype in STORED
@@ -91,13 +105,8 @@ class _NormGelu(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float, pool: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        images, channels, height, width = x.shape
-        shape = _Shape(images, height, width, channels, pool)
-        out = torch.empty(
-            (images, channels, height // 2, width // 2) if pool else x.shape,
-            dtype=x.dtype,
-            memory_format=torch.channels_last,
-        )
+        images, channels = x.shape[:2]
+        shape, out = _prepared(x, pool)
         pooled = torch.empty_like(out) if pool else x
         index = torch.empty_like(out, dtype=torch.uint8) if pool else None
         scratch, moments = _scratch(images, channels), torch.empty(2, channels, dtype=torch.float64)
@@ -107,10 +116,7 @@ class _NormGelu(torch.autograd.Function):
         mean, variance = moments
         scale = (variance + eps).rsqrt()
         scale, shift = scale.float(), (-mean * scale).float()
-        if residual is not None:
-            residual = residual.contiguous(memory_format=torch.channels_last)
-        norm = _Norm(*map(_at, (scale, shift, weight, bias)))
-        library.norm_gelu_apply(shape, _at(pooled), norm, _at(residual), _at(out), threads)
+        _apply(shape, pooled, (scale, shift, weight, bias), residual, out)
         ctx.save_for_backward(pooled, index, scale, shift, weight, bias)
         ctx.shape, ctx.residual = x.shape, residual is not None
         mean, variance = mean.float(), variance.float()
@@ -136,6 +142,23 @@ class _NormGelu(torch.autograd.Function):
         library.norm_gelu_gradient(shape, _at(pooled), _at(index), norm, *places, threads)
         of_bias, of_weight = sums.float()
         return out, of_weight, of_bias, grad if ctx.residual else None, None, None
+
+
+def _prepared(x: Tensor, pool: bool) -> tuple[_Shape, Tensor]:
+    """What comes in, for the kernel, and memory for what comes out."""
+    images, channels, height, width = x.shape
+    shape = (images, channels, height // 2, width // 2) if pool else x.shape
+    return _Shape(images, height, width, channels, pool), torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+
+
+def _apply(shape: _Shape, pooled: Tensor, norm: tuple[Tensor, ...], residual: Tensor | None, out: Tensor) -> None:
+    """GELU of what is normalised, plus the residual."""
+    if residual is not None:
+        residual = residual.contiguous(memory_format=torch.channels_last)
+    library = _kernel(out.dtype)
+    assert library is not None
+    places = _at(residual), _at(out)
+    library.norm_gelu_apply(shape, _at(pooled), _Norm(*map(_at, norm)), *places, torch.get_num_threads())
 
 
 def _scratch(images: int, channels: int) -> Tensor:
