@@ -162,7 +162,7 @@ def test_evaluation_is_by_running_statistics(monkeypatch, pool, adding):
     assert calls == [1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # but still used
-        traced = torch.jit.trace(lambda x: norm_gelu(x, norm, pool=pool, residual=residual), x)
+        traced = torch.jit.trace(lambda x: norm_gelu(x, norm, pool=pool, residual=residual), x, check_trace=False)
     torch.testing.assert_close(traced(x), exact)
     assert calls == [1]
 
