@@ -72,7 +72,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     for event in profiler.key_averages():
         if any(part in event.key for part in MATRIX):
             matrix += event.self_cpu_time_total / 1e6
-        elif event.key.startswith(("aten::", "rewa::")):
+        elif event.key.startswith(("aten::", "rewa::", "_NormGelu")):
             other += event.self_cpu_time_total / 1e6
     with FlopCounterMode(display=False) as counter:
         trainer._step(batch)

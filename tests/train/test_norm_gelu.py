@@ -141,6 +141,10 @@ def test_what_the_kernel_cannot_do_is_torchs():
     hooked.register_forward_hook(lambda *call: seen.append(call))
     assert not is_kernel(norm_gelu(x, hooked))
     assert len(seen) == 1
+    with pytest.raises(RuntimeError, match="must match the size"):  # by torch, not by reading what is not there
+        norm_gelu(x, norm, residual=images(4, 16, 2, 4))
+    with pytest.raises(RuntimeError, match="should contain 8 elements"):
+        norm_gelu(images(4, 8, 4, 4), norm)
     with pytest.raises(ValueError, match="Expected more than 1 value"):
         norm_gelu(images(1, 16, 1, 1), norm)
 

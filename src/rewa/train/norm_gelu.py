@@ -34,7 +34,7 @@ def norm_gelu(x: Tensor, norm: nn.BatchNorm2d, *, pool: bool = False, residual: 
         pool: Whether the largest of each 2x2 square is taken first.
         residual: What is added in the end, of the output's shape.
     """
-    if not _fits(x, norm, residual) or _kernel(x.dtype) is None:
+    if not _fits(x, norm, pool, residual) or _kernel(x.dtype) is None:
         out = F.gelu(norm(F.max_pool2d(x, 2) if pool else x))
         return out if residual is None else residual + out
     if not norm.training:
@@ -70,24 +70,29 @@ def _evaluated(x: Tensor, norm: nn.BatchNorm2d, pool: bool, residual: Tensor | N
     return out
 
 
-def _fits(x: Tensor, norm: nn.BatchNorm2d, residual: Tensor | None) -> bool:
-    """Whether the kernel may do it: it has no GPU's, no other layout's and no subclass's code, and calls no hooks."""
+def _fits(x: Tensor, norm: nn.BatchNorm2d, pool: bool, residual: Tensor | None) -> bool:
+    """Whether the kernel may do it: it trusts addresses, types and layouts, and calls no subclass's code and no hooks."""
     if type(norm) is not nn.BatchNorm2d or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks:
         return False
-    return (
-        norm.affine
-        and norm.track_running_stats
-        and (norm.training or not torch.is_grad_enabled())
-        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
-        and all(type(one) in (Tensor, nn.Parameter) and one.is_cpu for one in (x, norm.weight, norm.bias))
-        and norm.weight.dtype is torch.float32
-        and x.dtype in STORED
-        and x.dim() == 4
-        and len(x) > 1
-        and min(x.shape[2:]) > 1
-        and x.is_contiguous(memory_format=torch.channels_last)
-        and (residual is None or residual.dtype is x.dtype)
-    )
+    if not (norm.affine and norm.track_running_stats and (norm.training or not torch.is_grad_enabled())):
+        return False
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        return False
+    taken = [x, norm.weight, norm.bias, *([] if residual is None else [residual])]
+    if not all(type(one) in (Tensor, nn.Parameter) and one.is_cpu for one in taken):
+        return False
+    if x.dtype not in STORED or x.dim() != 4 or len(x) < 2 or min(x.shape[2:]) < 2:
+        return False
+    if not x.is_contiguous(memory_format=torch.channels_last):
+        return False
+    if residual is not None and (residual.dtype, residual.shape) != (x.dtype, _out_shape(x, pool)):
+        return False
+    return all(one.dtype is torch.float32 and one.shape == (x.shape[1],) and one.is_contiguous() for one in taken[1:3])
+
+
+def _out_shape(x: Tensor, pool: bool) -> torch.Size:
+    images, channels, height, width = x.shape
+    return torch.Size((images, channels, height // 2, width // 2)) if pool else x.shape
 
 
 class _Shape(ctypes.Structure):
@@ -147,8 +152,8 @@ class _NormGelu(torch.autograd.Function):
 def _prepared(x: Tensor, pool: bool) -> tuple[_Shape, Tensor]:
     """What comes in, for the kernel, and memory for what comes out."""
     images, channels, height, width = x.shape
-    shape = (images, channels, height // 2, width // 2) if pool else x.shape
-    return _Shape(images, height, width, channels, pool), torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+    out = torch.empty(_out_shape(x, pool), dtype=x.dtype, memory_format=torch.channels_last)
+    return _Shape(images, height, width, channels, pool), out
 
 
 def _apply(shape: _Shape, pooled: Tensor, norm: tuple[Tensor, ...], residual: Tensor | None, out: Tensor) -> None:
