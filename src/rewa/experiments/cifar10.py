@@ -93,7 +93,7 @@ CIFAR10 = SweepResult(
         recipe=RECIPES["cifar10-fast"],
         methods=(
             *_seven(
-                (0.5, 1.0, 2.0),
+                (0.35, 0.7, 1.4),
                 alpha=60,
                 decays={
                     "l1": (1.5e-4, 3e-4, 6e-4, 1.2e-3, 2.4e-3),
@@ -102,10 +102,10 @@ CIFAR10 = SweepResult(
                     "dense": (1.5e-3, 3e-3),
                 },
             ),
-            *(Contender(method=name, changes=changes, strengths=ZEROS[1:3], rates=(0.5, 1.0)) for name, changes in MASKS),
-            Contender(method="rewa-annealed", strengths=(2.5e-4, 1e-3), rates=(0.5, 1.0)),
-            Contender(method="l1-subgradient", strengths=(5e-5, 2e-4), rates=(0.5, 1.0)),
-            Contender(method="spred", strengths=(1.2e-4, 5e-4), rates=(0.5, 1.0)),
+            *(Contender(method=name, changes=changes, strengths=ZEROS[1:3], rates=(0.35, 0.7)) for name, changes in MASKS),
+            Contender(method="rewa-annealed", strengths=(2.5e-4, 1e-3), rates=(0.35, 0.7)),
+            Contender(method="l1-subgradient", strengths=(5e-5, 2e-4), rates=(0.35, 0.7)),
+            Contender(method="spred", strengths=(1.2e-4, 5e-4), rates=(0.35, 0.7)),
             Contender(method="rewa-adamw", strengths=(0.05, 0.1)),
         ),
         seeds=3,
