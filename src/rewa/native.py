@@ -1,7 +1,7 @@
 """C++ kernels, compiled for this machine at their first use and kept on disk.
 
 They have a plain C interface and are called through ctypes: without torch's headers a kernel compiles in a third of a second
-and needs only a C++ compiler. OpenMP's threads are torch's own, since both load the one library.
+and needs only a C++ compiler. With g++ OpenMP's threads are torch's own, since both load the one library.
 
 A kept library is code that runs in this process. Its name holds the digest of its content, and only a regular file with that
 content which nobody else can write to is loaded. Anything else is deleted and compiled again.

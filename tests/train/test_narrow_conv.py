@@ -25,9 +25,14 @@ def everywhere(monkeypatch):
 
 def convolution(inputs, outputs, dtype=torch.bfloat16, **settings):
     generator = torch.Generator().manual_seed(1)
-    conv = nn.Conv2d(inputs, outputs, 3, **{"padding": 1, "bias": False} | settings)
+    conv = nn.Conv2d(inputs, outputs, **{"kernel_size": 3, "padding": 1, "bias": False} | settings)
     nn.init.normal_(conv.weight, generator=generator)
     return conv.to(dtype).to(memory_format=torch.channels_last)
+
+
+class Louder(nn.Conv2d):
+    def forward(self, x):
+        return 3 * super().forward(x)
 
 
 def is_product(out):
@@ -81,12 +86,29 @@ def test_what_it_is_not_made_for_is_the_convolutions(everywhere):
         (convolution(4, 4, groups=2), x),
         (convolution(4, 4, stride=2), x),
         (convolution(4, 4, padding_mode="reflect"), x),
+        (convolution(4, 4, padding=0), x),
+        (convolution(4, 4, padding=2, dilation=2), x),
+        (convolution(4, 4, kernel_size=1, padding=1), x),
+        (convolution(4, 4, kernel_size=5, padding=1), x),
+        (conv, x[0]),  # one image, without a batch
+        (Louder(4, 4, 3, padding=1, bias=False).bfloat16(), x),
+        (nn.Identity(), x),
     ]
     for other, images in others:
         out = narrow_conv(other, images)
         assert not is_product(out)
         assert torch.equal(out, other(images))
-    seen = []
-    conv.register_forward_hook(lambda *call: seen.append(call))
-    assert not is_product(narrow_conv(conv, x))
-    assert len(seen) == 1
+    with torch.autocast("cpu", torch.float16):  # which is not what the product is in
+        assert not is_product(narrow_conv(convolution(4, 4, torch.float32), x.float()))
+
+
+def test_second_derivatives_are_a_convolutions(everywhere):
+    x, conv = torch.randn(2, 4, 3, 3).bfloat16().requires_grad_(), convolution(4, 4)
+
+    def penalty(out):
+        (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), conv.weight)[0]
+
+    out = narrow_conv(conv, x)
+    assert is_product(out)
+    assert torch.equal(penalty(out), penalty(conv(x)))

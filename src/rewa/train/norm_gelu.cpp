@@ -22,14 +22,18 @@ static inline stored store(float f) {  // to nearest, ties to even
     uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return f != f ? stored(0x7fc0) : stored(rounded);
 }
-typedef int16_t ordered;  // integers compare as the numbers do, and much faster
-static inline ordered order(stored v) { return ordered(v ^ ((int16_t(v) >> 15) & 0x7fff)); }
+// Integers compare as the numbers do, and much faster: minus infinity is 0, both zeros are one, and any NaN is above infinity.
+static inline uint16_t order(stored v) {
+    const int16_t sign = int16_t(int16_t(v) >> 15);
+    const uint16_t ascending = uint16_t(v ^ (sign & 0x7fff));
+    return uint16_t(uint16_t(ascending - sign) + 0x7f80);
+}
+static inline bool above(stored a, stored b) { return order(a) > order(b); }
 #else
 typedef float stored;
 static inline float load(stored v) { return v; }
 static inline stored store(float f) { return f; }
-typedef float ordered;
-static inline ordered order(stored v) { return v; }
+static inline bool above(stored a, stored b) { return (a > b) | (a != a); }
 #endif
 
 // exp of what is at most 0, to a few units in the last place; what is below -87 counts as -87.
@@ -93,7 +97,7 @@ static void add_up(const float* each, int64_t images, int64_t c, double* sums) {
     }
 }
 
-// p, the largest of four neighbours, and which it was, the first of equals; then mean and variance of p in each channel, unless
+// p, the largest of four neighbours or a NaN, and which it was, the first of equals; then mean and variance of p in each channel, unless
 // scratch is null. Scratch has 2 * images * channels elements, means and variances have one for each channel.
 extern "C" void norm_gelu_moments(const Shape* shape, const stored* x, stored* p, uint8_t* index, float* scratch, double* means,
                                   double* variances, int threads) {
@@ -114,12 +118,12 @@ extern "C" void norm_gelu_moments(const Shape* shape, const stored* x, stored* p
                     stored best = corner[i];
                     uint8_t number = 0;
                     const stored second = corner[i + c], third = corner[i + line], fourth = corner[i + line + c];
-                    number = order(second) > order(best) ? 1 : number;
-                    best = order(second) > order(best) ? second : best;
-                    number = order(third) > order(best) ? 2 : number;
-                    best = order(third) > order(best) ? third : best;
-                    number = order(fourth) > order(best) ? 3 : number;
-                    best = order(fourth) > order(best) ? fourth : best;
+                    number = above(second, best) ? 1 : number;
+                    best = above(second, best) ? second : best;
+                    number = above(third, best) ? 2 : number;
+                    best = above(third, best) ? third : best;
+                    number = above(fourth, best) ? 3 : number;
+                    best = above(fourth, best) ? fourth : best;
                     out[row * c + i] = best;
                     which[row * c + i] = number;
                 }

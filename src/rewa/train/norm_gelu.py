@@ -15,18 +15,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from rewa import native
+from rewa.train.ordinary import in_memory, ordinary
 
 __all__ = ["norm_gelu"]
 
 SOURCE = Path(__file__).with_name("norm_gelu.cpp")
 STORED = {torch.bfloat16: 1, torch.float32: 0}
+CPU = torch.device("cpu")  # whatever the default device is
 
 
 def norm_gelu(x: Tensor, norm: nn.BatchNorm2d, *, pool: bool = False, residual: Tensor | None = None) -> Tensor:
     """GELU of what a batch norm makes of x.
+
+    By the kernel it has first derivatives only, and a second one is an error.
 
     Args:
         x: Images, (batch, channels, height, width).
@@ -71,23 +74,20 @@ def _evaluated(x: Tensor, norm: nn.BatchNorm2d, pool: bool, residual: Tensor | N
 
 
 def _fits(x: Tensor, norm: nn.BatchNorm2d, pool: bool, residual: Tensor | None) -> bool:
-    """Whether the kernel may do it: it trusts addresses, types and layouts, and calls no subclass's code and no hooks."""
-    if type(norm) is not nn.BatchNorm2d or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks:
+    """Whether the kernel may do it: it trusts addresses, types, sizes and layouts."""
+    if not ordinary(norm, nn.BatchNorm2d) or (torch.is_grad_enabled() and not norm.training):
         return False
-    if not (norm.affine and norm.track_running_stats and (norm.training or not torch.is_grad_enabled())):
+    vectors = norm.weight, norm.bias, norm.running_mean, norm.running_var
+    if not in_memory(x, *vectors, norm.num_batches_tracked, *([] if residual is None else [residual])):
         return False
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-        return False
-    taken = [x, norm.weight, norm.bias, *([] if residual is None else [residual])]
-    if not all(type(one) in (Tensor, nn.Parameter) and one.is_cpu for one in taken):
-        return False
-    if x.dtype not in STORED or x.dim() != 4 or len(x) < 2 or min(x.shape[2:]) < 2:
+    if x.dtype not in STORED or x.dim() != 4 or len(x) < (2 if norm.training else 1) or min(x.shape[2:]) < 2:
         return False
     if not x.is_contiguous(memory_format=torch.channels_last):
         return False
     if residual is not None and (residual.dtype, residual.shape) != (x.dtype, _out_shape(x, pool)):
         return False
-    return all(one.dtype is torch.float32 and one.shape == (x.shape[1],) and one.is_contiguous() for one in taken[1:3])
+    wanted = torch.float32, x.shape[1:2]
+    return all(one is not None and (one.dtype, one.shape) == wanted and one.is_contiguous() for one in vectors)
 
 
 def _out_shape(x: Tensor, pool: bool) -> torch.Size:
@@ -114,7 +114,7 @@ class _NormGelu(torch.autograd.Function):
         shape, out = _prepared(x, pool)
         pooled = torch.empty_like(out) if pool else x
         index = torch.empty_like(out, dtype=torch.uint8) if pool else None
-        scratch, moments = _scratch(images, channels), torch.empty(2, channels, dtype=torch.float64)
+        scratch, moments = _scratch(images, channels), torch.empty(2, channels, dtype=torch.float64, device=CPU)
         threads, library = torch.get_num_threads(), _kernel(x.dtype)
         assert library is not None
         library.norm_gelu_moments(shape, *map(_at, (x, pooled, index, scratch, moments[0], moments[1])), threads)
@@ -129,18 +129,26 @@ class _NormGelu(torch.autograd.Function):
         return out, mean, variance
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
-        pooled, index, scale, shift, weight, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():  # once_differentiable would be silent where the incoming gradient needs none itself
+            raise RuntimeError(
+                "create_graph=True asks for second derivatives, which the kernel for pool, norm and GELU has not: take "
+                "model and images to torch.contiguous_format or to float64, where torch's own operations do it"
+            )
+        pooled, index, *vectors = ctx.saved_tensors
+        # Hooks on saved tensors may bring them back in another layout.
+        pooled = pooled.contiguous(memory_format=torch.channels_last)
+        index = None if index is None else index.contiguous(memory_format=torch.channels_last)
+        scale, shift, weight, bias = (vector.contiguous() for vector in vectors)
         images, channels, height, width = ctx.shape
         shape = _Shape(images, height, width, channels, index is not None)
         norm = _Norm(*map(_at, (scale, shift, weight, bias)))
         grad = grad.contiguous(memory_format=torch.channels_last)
         threads, library = torch.get_num_threads(), _kernel(grad.dtype)
         assert library is not None
-        out = torch.empty(ctx.shape, dtype=grad.dtype, memory_format=torch.channels_last)
+        out = torch.empty(ctx.shape, dtype=grad.dtype, memory_format=torch.channels_last, device=CPU)
         inner = out if index is None else torch.empty_like(pooled)
-        scratch, sums = _scratch(images, channels), torch.empty(2, channels, dtype=torch.float64)
+        scratch, sums = _scratch(images, channels), torch.empty(2, channels, dtype=torch.float64, device=CPU)
         library.norm_gelu_sums(shape, _at(pooled), norm, *map(_at, (grad, inner, scratch, sums[0], sums[1])), threads)
         means = (sums / (pooled.numel() // channels)).float()
         places = map(_at, (means[0], means[1], inner, out))
@@ -152,7 +160,7 @@ class _NormGelu(torch.autograd.Function):
 def _prepared(x: Tensor, pool: bool) -> tuple[_Shape, Tensor]:
     """What comes in, for the kernel, and memory for what comes out."""
     images, channels, height, width = x.shape
-    out = torch.empty(_out_shape(x, pool), dtype=x.dtype, memory_format=torch.channels_last)
+    out = torch.empty(_out_shape(x, pool), dtype=x.dtype, memory_format=torch.channels_last, device=CPU)
     return _Shape(images, height, width, channels, pool), out
 
 
@@ -168,7 +176,7 @@ def _apply(shape: _Shape, pooled: Tensor, norm: tuple[Tensor, ...], residual: Te
 
 def _scratch(images: int, channels: int) -> Tensor:
     """Two numbers for each image and channel."""
-    return torch.empty(2, images, channels, dtype=torch.float32)
+    return torch.empty(2, images, channels, dtype=torch.float32, device=CPU)
 
 
 def _at(tensor: Tensor | None) -> int | None:
