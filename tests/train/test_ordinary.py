@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
 
@@ -19,10 +18,6 @@ from rewa.train.ordinary import in_memory, ordinary
 
 class Sub(nn.Linear):
     pass
-
-
-def own_forward(layer):
-    layer.forward = lambda x: x
 
 
 HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
@@ -61,7 +56,7 @@ def test_hooks_of_all_modules_are_heard(kind):
 
 def test_a_forward_of_its_own_counts():
     layer = nn.Linear(2, 2)
-    own_forward(layer)
+    layer.forward = lambda x: x
     assert not ordinary(layer, nn.Linear)
 
 
@@ -124,6 +119,5 @@ def test_what_is_in_memory():
     assert not in_memory(x.to("meta"))
     assert not in_memory(torch.eye(2).to_sparse())
     assert not in_memory(torch.ones(2).as_subclass(type("Mine", (torch.Tensor,), {})))
-    with contextlib.ExitStack() as stack:
-        fake = stack.enter_context(FakeTensorMode())
+    with FakeTensorMode() as fake:
         assert not in_memory(fake.from_tensor(x))

@@ -97,8 +97,8 @@ static void add_up(const float* each, int64_t images, int64_t c, double* sums) {
     }
 }
 
-// p, the largest of four neighbours or a NaN, and which it was, the first of equals; then mean and variance of p in each channel, unless
-// scratch is null. Scratch has 2 * images * channels elements, means and variances have one for each channel.
+// p, the largest of four neighbours or a NaN, and which it was, the first of equals; then mean and variance of p in each channel,
+// unless scratch is null. Scratch has 2 * images * channels elements, means and variances have one for each channel.
 extern "C" void norm_gelu_moments(const Shape* shape, const stored* x, stored* p, uint8_t* index, float* scratch, double* means,
                                   double* variances, int threads) {
     const Shape s = *shape;
