@@ -45,12 +45,13 @@ FAST_DECAY = _paper_decay(RECIPES["cifar10-fast"])
 
 
 def _seven(
-    rates: tuple[float, ...], *, alpha: float, decays: dict[str, tuple[float, ...]], dense: tuple[float, ...]
+    recipe: Recipe, rates: tuple[float, ...], *, alpha: float, decays: dict[str, tuple[float, ...]], dense: tuple[float, ...]
 ) -> Iterator[Contender]:
     """The seven at some learning rates.
 
     Args:
-        rates: The rates, the recipe's in the middle.
+        recipe: What they train.
+        rates: The rates, the recipe's among them.
         alpha: Of HAM.
         decays: Strengths of l1 and ReWA at the recipe's rate. At others as much is lost in a run.
         dense: Strengths of dense training, at the recipe's rate alone: with it the recipe was found.
@@ -58,10 +59,9 @@ def _seven(
     yield Contender(method="sparsifier", strengths=EACH, rates=rates)
     yield Contender(method="gmp", strengths=EACH, rates=rates)
     yield Contender(method="gmp+ham", changes=(f"alpha={alpha:g}",), strengths=EACH, rates=rates)
-    usual = rates[len(rates) // 2]
     for name, strengths in decays.items():
         for lr in rates:
-            yield Contender(method=name, strengths=tuple(one * usual / lr for one in strengths), rates=(lr,))
+            yield Contender(method=name, strengths=tuple(one * recipe.lr / lr for one in strengths), rates=(lr,))
     yield Contender(method="dense", strengths=dense)
 
 
@@ -71,6 +71,7 @@ CIFAR10_PAPER = SweepResult(
         recipe=RECIPES["cifar10-resnet18"],
         methods=tuple(
             _seven(
+                RECIPES["cifar10-resnet18"],
                 (0.128, 0.256, 0.512),
                 alpha=200,  # its authors'
                 decays={
@@ -94,7 +95,8 @@ CIFAR10 = SweepResult(
         recipe=RECIPES["cifar10-fast"],
         methods=(
             *_seven(
-                (0.35, 0.7, 1.4),
+                RECIPES["cifar10-fast"],
+                (0.175, 0.35, 0.7, 1.4),  # masks train best below the rate that dense training does
                 alpha=200,
                 decays={
                     "l1": (1.5e-4, 3e-4, 6e-4, 1.2e-3, 2.4e-3),
