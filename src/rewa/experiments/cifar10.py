@@ -56,13 +56,13 @@ def _seven(
         decays: Strengths of l1 and ReWA at the recipe's rate. At others as much is lost in a run.
         dense: Strengths of dense training, at the recipe's rate alone: with it the recipe was found.
     """
-    yield Contender(method="sparsifier", strengths=EACH, rates=rates)
     yield Contender(method="gmp", strengths=EACH, rates=rates)
     yield Contender(method="gmp+ham", changes=(f"alpha={alpha:g}",), strengths=EACH, rates=rates)
     for name, strengths in decays.items():
         for lr in rates:
             yield Contender(method=name, strengths=tuple(one * recipe.lr / lr for one in strengths), rates=(lr,))
     yield Contender(method="dense", strengths=dense)
+    yield Contender(method="sparsifier", strengths=EACH, rates=rates)
 
 
 CIFAR10_PAPER = SweepResult(
