@@ -90,7 +90,7 @@ CIFAR10_PAPER = SweepResult(
 )
 
 CIFAR10 = SweepResult(
-    line="seven methods on CIFAR-10, three learning rates and three seeds, and seven more with one; 14 hours",
+    line="seven methods on CIFAR-10, four learning rates and three seeds, and seven more with one; 16 hours",
     sweep=Sweep(
         recipe=RECIPES["cifar10-fast"],
         methods=(
